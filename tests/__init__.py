@@ -1,0 +1,1 @@
+"""Tests of Onward. Test files import helpers as `tests.support.…`."""

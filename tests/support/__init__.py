@@ -1,0 +1,1 @@
+"""Helpers for the tests: database servers and a ledger outside the product."""
