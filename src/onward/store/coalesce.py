@@ -1,0 +1,125 @@
+"""Group commit for callers: whoever asks while a write is under way shares the next one.
+
+No timer and no thread of its own: a write starts at once when none is under way. A batch that the database refuses is cut
+in two until the one bad row is found; its caller gets the error, its neighbours are written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from onward.store.database import Refused, halves
+
+T = TypeVar("T")
+
+MOST_PER_WRITE = 1_000
+
+
+class Coalescer(Generic[T]):
+    """For threads: the first to get the lock writes for all who wait.
+
+    Args:
+        write: writes a batch durably, or raises.
+    """
+
+    def __init__(self, write: Callable[[Sequence[T]], None]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Sequence[T], Future[None]]] = []
+
+    def write(self, items: Sequence[T]) -> None:
+        """Write the items; returns when they are durable."""
+        done: Future[None] = Future()
+        self._waiting.append((items, done))
+        with self._lock:
+            if not done.done():
+                self._flush(_take(self._waiting))
+        done.result()
+
+    def _flush(self, batch: Sequence[tuple[Sequence[T], Future[None]]]) -> None:
+        try:
+            self._write([item for items, _ in batch for item in items])
+        except Refused as error:
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+            else:
+                for half in halves(batch):
+                    self._flush(half)
+        except BaseException as error:
+            for _, done in batch:
+                done.set_exception(error)
+        else:
+            for _, done in batch:
+                done.set_result(None)
+
+
+class AsyncCoalescer(Generic[T]):
+    """For one event loop: a task writes as long as somebody waits.
+
+    Args:
+        write: writes a batch durably, or raises.
+    """
+
+    def __init__(self, write: Callable[[Sequence[T]], Awaitable[None]]) -> None:
+        self._write = write
+        self._waiting: list[tuple[Sequence[T], asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, items: Sequence[T]) -> None:
+        """Write the items; returns when they are durable. A caller that is cancelled leaves its items to be written."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((items, done))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+        await done
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                await self._flush(_take(self._waiting))
+        finally:
+            self._task = None
+
+    async def _flush(self, batch: Sequence[tuple[Sequence[T], asyncio.Future[None]]]) -> None:
+        try:
+            await self._write([item for items, _ in batch for item in items])
+        except Refused as error:
+            if len(batch) == 1:
+                _settle(batch[0][1], error)
+            else:
+                for half in halves(batch):
+                    await self._flush(half)
+        except BaseException as error:
+            for _, done in batch:
+                _settle(done, error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        else:
+            for _, done in batch:
+                _settle(done, None)
+
+
+W = TypeVar("W")
+
+
+def _take(waiting: list[tuple[Sequence[T], W]]) -> list[tuple[Sequence[T], W]]:
+    """What waits, up to a limit of rows; at least one entry."""
+    batch: list[tuple[Sequence[T], W]] = []
+    rows = 0
+    while waiting and (not batch or rows + len(waiting[0][0]) <= MOST_PER_WRITE):
+        batch.append(waiting.pop(0))
+        rows += len(batch[-1][0])
+    return batch
+
+
+def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

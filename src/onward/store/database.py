@@ -1,0 +1,95 @@
+"""The port: what a database must be able to do for Onward, and nothing else.
+
+An operation is a generator of statements, so one narrow pair of runners (sync and async) is enough for all of them.
+Whatever goes wrong below comes up as one of few errors: `DatabaseUnavailable` (nobody knows whether it took),
+`Refused` (the data will never be taken), `SchemaMissing`; everything that only asks to be repeated is repeated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from onward.errors import DatabaseError
+from onward.job import NewJob
+from onward.store.statements import Op
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Again(Exception):
+    """Raised inside an operation: roll back and run it again, the world has just moved on."""
+
+
+class Refused(DatabaseError):
+    """The database refuses this data or this move; repeating it cannot help."""
+
+    code = "OW305"
+
+
+class Duplicate(Refused):
+    """A row with this id is there already."""
+
+    code = "OW306"
+
+
+class Wakeup(Protocol):
+    """A hint that something may have been enqueued. It may come too often or be lost: the poll is the truth."""
+
+    async def wait(self, timeout: float) -> bool:
+        """Wait for a hint, at most `timeout` seconds; returns whether one came."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Database(Protocol):
+    """One database with Onward's tables in it."""
+
+    dialect: str
+    shown_url: str
+
+    def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Carry out an operation in one transaction, and return when it is durable."""
+        ...
+
+    async def arun(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    def read(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Carry out an operation that only reads."""
+        ...
+
+    async def aread(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> None:
+        """Write new jobs and wake an idle worker. Concurrent calls share a commit."""
+        ...
+
+    async def aenqueue(self, jobs: Sequence[NewJob]) -> None: ...
+
+    async def wakeup(self) -> Wakeup:
+        """Start to listen for enqueues, from here or from other processes."""
+        ...
+
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date; returns the names of the migrations that were applied."""
+        ...
+
+    def schema_version(self) -> int:
+        """The newest migration in the database; 0 when there is none."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Versions and settings that decide about safety and speed."""
+        ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """A batch cut in two, to find the one bad row that makes all of it fail."""
+    middle = len(batch) // 2
+    return batch[:middle], batch[middle:]

@@ -1,0 +1,61 @@
+"""Migrations: numbered SQL files, each applied once and in order, never edited after they have landed."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from onward.errors import SchemaMissing
+
+
+class Migration(NamedTuple):
+    version: int
+    name: str
+    text: str
+
+
+@cache
+def migrations(dialect: str) -> tuple[Migration, ...]:
+    """All migrations of a dialect, in order."""
+    found: list[Migration] = []
+    for file in (resources.files("onward.store") / "migrations" / dialect).iterdir():
+        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
+            found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    return tuple(sorted(found))
+
+
+def newest(dialect: str) -> int:
+    """The schema version that this code is written for."""
+    return migrations(dialect)[-1].version
+
+
+def missing(dialect: str, applied: int) -> list[Migration]:
+    """The migrations that a database still needs."""
+    return [migration for migration in migrations(dialect) if migration.version > applied]
+
+
+def check_version(shown_url: str, dialect: str, applied: int) -> None:
+    """Refuse a database whose schema this code does not know.
+
+    Raises:
+        SchemaMissing: it has none, or an older or newer one.
+    """
+    wanted = newest(dialect)
+    if applied == wanted:
+        return
+    if applied > wanted:
+        raise SchemaMissing(
+            f"{shown_url} has Onward's schema {applied}; this version of Onward knows {wanted}",
+            why="a newer version of Onward has migrated the database",
+            fix="upgrade the onward package here",
+        )
+    command = "init" if applied == 0 else "migrate"
+    raise SchemaMissing(
+        f"{shown_url} has no Onward schema"
+        if applied == 0
+        else f"{shown_url} has Onward's schema {applied}; this version needs {wanted}",
+        why="tables are created and changed only when you say so",
+        fix=f"onward db {command} --database {shown_url}",
+    )

@@ -1,0 +1,229 @@
+-- Onward on PostgreSQL, schema 1. Read from top to bottom; the reasons stand above each part.
+-- `onward` is the name of the schema; another name can be set in the app's URL or options.
+
+CREATE SCHEMA IF NOT EXISTS onward;
+
+-- The one clock. Every time in these tables is the database's, so that a worker an hour off does no harm.
+CREATE FUNCTION onward.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT now()';
+
+CREATE TABLE onward.migration (
+    version    integer PRIMARY KEY,
+    name       text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- One row per process start that runs jobs. It has one lease for all its jobs.
+CREATE TABLE onward.worker (
+    id          uuid PRIMARY KEY,
+    name        text NOT NULL,
+    host        text NOT NULL,
+    pid         integer NOT NULL,
+    version     text NOT NULL,
+    state       text NOT NULL CHECK (state IN ('active', 'draining', 'stopped', 'lost')),
+    queues      text[] NOT NULL,
+    tasks       text[] NOT NULL,
+    concurrency integer NOT NULL CHECK (concurrency > 0),
+    idle        boolean NOT NULL DEFAULT true,
+    lease_until timestamptz NOT NULL,
+    started_at  timestamptz NOT NULL,
+    beat_at     timestamptz NOT NULL,
+    ended_at    timestamptz,
+    reason      text,
+    lock_path   text,
+    CONSTRAINT worker_end CHECK ((state IN ('stopped', 'lost')) = (ended_at IS NOT NULL))
+);
+CREATE INDEX worker_live ON onward.worker (state) WHERE state IN ('active', 'draining');
+
+-- The live table holds what may still move, dead included. Claims touch nothing else, so they do not slow down as
+-- history grows. Rows churn, so autovacuum looks often.
+CREATE TABLE onward.job (
+    id           uuid PRIMARY KEY,
+    task         text NOT NULL CHECK (task <> ''),
+    queue        text NOT NULL CHECK (queue <> ''),
+    priority     smallint NOT NULL CHECK (priority BETWEEN -100 AND 100),
+    state        text NOT NULL CHECK (state IN ('waiting', 'queued', 'running', 'cancelling', 'dead')),
+    attempt      integer NOT NULL CHECK (attempt >= 1),
+    run_at       timestamptz NOT NULL,
+    worker       uuid,
+    started_at   timestamptz,
+    finished_at  timestamptz,
+    created_at   timestamptz NOT NULL,
+    max_attempts integer NOT NULL CHECK (max_attempts >= 1),
+    max_losses   integer NOT NULL CHECK (max_losses >= 0),
+    failures     integer NOT NULL CHECK (failures BETWEEN 0 AND max_attempts),
+    losses       integer NOT NULL CHECK (losses BETWEEN 0 AND max_losses + 1),
+    budget_from  integer NOT NULL CHECK (budget_from BETWEEN 1 AND attempt),
+    timeout      double precision CHECK (timeout > 0),
+    args         text NOT NULL,
+    CONSTRAINT job_owner CHECK ((state IN ('running', 'cancelling')) = (worker IS NOT NULL)),
+    CONSTRAINT job_start CHECK ((state IN ('running', 'cancelling', 'dead')) = (started_at IS NOT NULL)),
+    CONSTRAINT job_end   CHECK ((state = 'dead') = (finished_at IS NOT NULL))
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+        autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- The claim's index: queue, then the highest priority, then the oldest due. `task` is last so that jobs of tasks that a
+-- worker does not know are passed over inside the index.
+CREATE INDEX job_due ON onward.job (queue, priority DESC, run_at, id, task) WHERE state = 'queued';
+CREATE INDEX job_owned ON onward.job (worker, state) WHERE worker IS NOT NULL;
+CREATE INDEX job_dead ON onward.job (id) WHERE state = 'dead';
+
+-- The cold table holds what is over. A row is the job together with its last attempt; it is written in the statement that
+-- ends the job, and never updated. `ended_from` and `event` name the last move.
+CREATE TABLE onward.finished (
+    id           uuid PRIMARY KEY,
+    task         text NOT NULL,
+    queue        text NOT NULL,
+    priority     smallint NOT NULL,
+    state        text NOT NULL,
+    attempt      integer NOT NULL CHECK (attempt >= 1),
+    run_at       timestamptz NOT NULL,
+    worker       uuid,
+    started_at   timestamptz,
+    finished_at  timestamptz NOT NULL,
+    created_at   timestamptz NOT NULL,
+    max_attempts integer NOT NULL,
+    max_losses   integer NOT NULL,
+    failures     integer NOT NULL,
+    losses       integer NOT NULL,
+    budget_from  integer NOT NULL,
+    timeout      double precision,
+    args         text NOT NULL,
+    ended_from   text NOT NULL,
+    event        text NOT NULL,
+    attempt_state text,
+    abandoned    boolean NOT NULL DEFAULT false,
+    reason       text,
+    error        text,
+    result       text,
+    CONSTRAINT finished_move CHECK (coalesce((ended_from, event, state, attempt_state) IN (
+        ('waiting',    'cancel',  'cancelled', 'cancelled'),
+        ('waiting',    'expire',  'cancelled', 'cancelled'),
+        ('queued',     'cancel',  'cancelled', 'cancelled'),
+        ('queued',     'expire',  'cancelled', 'cancelled'),
+        ('running',    'succeed', 'succeeded', 'succeeded'),
+        ('running',    'drop',    'cancelled', 'cancelled'),
+        ('cancelling', 'succeed', 'succeeded', 'succeeded'),
+        ('cancelling', 'cancel',  'cancelled', 'cancelled'),
+        ('cancelling', 'cancel',  'cancelled', 'failed'),
+        ('cancelling', 'cancel',  'cancelled', 'lost'),
+        ('cancelling', 'cancel',  'cancelled', 'released')
+    ), false) OR ((ended_from, event, state) = ('dead', 'discard', 'cancelled') AND attempt_state IS NULL)),
+    CONSTRAINT finished_owner CHECK ((ended_from IN ('running', 'cancelling')) = (worker IS NOT NULL)),
+    CONSTRAINT finished_result CHECK ((state = 'succeeded') = (result IS NOT NULL))
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
+CREATE INDEX finished_age ON onward.finished (state, finished_at);
+
+-- History: one record per closed attempt. The last attempt of a finished job stands in `finished`; the others, and the last
+-- one of a dead job, stand here. `onward.attempts` shows them all.
+CREATE TABLE onward.attempt (
+    job        uuid NOT NULL,
+    number     integer NOT NULL CHECK (number >= 1),
+    state      text NOT NULL,
+    event      text NOT NULL,
+    worker     uuid NOT NULL,
+    started_at timestamptz NOT NULL,
+    ended_at   timestamptz NOT NULL,
+    abandoned  boolean NOT NULL DEFAULT false,
+    reason     text,
+    error      text,
+    PRIMARY KEY (job, number),
+    CONSTRAINT attempt_end CHECK ((event, state) IN (
+        ('retry',   'failed'),
+        ('snooze',  'released'),
+        ('release', 'released'),
+        ('suspend', 'released'),
+        ('recover', 'lost'),
+        ('bury',    'failed'),
+        ('bury',    'lost')
+    ))
+);
+
+-- Writes that were refused because the job was no longer as its writer saw it. Kept as data, never dropped silently.
+CREATE TABLE onward.refusal (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    job           uuid NOT NULL,
+    event         text NOT NULL,
+    attempt       integer NOT NULL,
+    worker        uuid,
+    expected      text NOT NULL,
+    found         text,
+    found_attempt integer,
+    found_worker  uuid,
+    detail        text,
+    at            timestamptz NOT NULL
+);
+CREATE INDEX refusal_job ON onward.refusal (job);
+
+-- Guard three: whatever hand writes, the life of a job is the one in the table. The legal moves stand in the WHEN clauses,
+-- so a legal write never calls a function.
+CREATE FUNCTION onward.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'onward: % refuses % > % (attempt % > %) of %', TG_TABLE_NAME,
+        CASE WHEN TG_OP = 'INSERT' THEN 'nothing' ELSE to_jsonb(OLD) ->> 'state' END,
+        CASE WHEN TG_OP = 'DELETE' THEN 'nothing' ELSE to_jsonb(NEW) ->> 'state' END,
+        CASE WHEN TG_OP = 'INSERT' THEN NULL ELSE to_jsonb(OLD) ->> 'attempt' END,
+        CASE WHEN TG_OP = 'DELETE' THEN NULL ELSE to_jsonb(NEW) ->> 'attempt' END,
+        CASE WHEN TG_OP = 'INSERT' THEN to_jsonb(NEW) ->> 'id' ELSE coalesce(to_jsonb(OLD) ->> 'id', to_jsonb(OLD) ->> 'job') END
+        USING ERRCODE = 'check_violation', HINT = 'onward lifecycle shows every legal move';
+END $$;
+
+CREATE TRIGGER job_born BEFORE INSERT ON onward.job FOR EACH ROW
+WHEN (NOT (new.state IN ('waiting', 'queued') AND new.attempt = 1 AND new.failures = 0 AND new.losses = 0))
+EXECUTE FUNCTION onward.refuse();
+
+CREATE TRIGGER job_moves BEFORE UPDATE ON onward.job FOR EACH ROW
+WHEN (NOT (new.id = old.id AND (
+       (old.state = new.state AND new.attempt = old.attempt AND new.worker IS NOT DISTINCT FROM old.worker)
+    OR (old.state = 'waiting' AND new.state = 'queued'     AND new.attempt = old.attempt)
+    OR (old.state = 'queued'  AND new.state = 'running'    AND new.attempt = old.attempt)
+    OR (old.state = 'running' AND new.state = 'queued'     AND new.attempt = old.attempt + 1)
+    OR (old.state = 'running' AND new.state = 'waiting'    AND new.attempt = old.attempt + 1)
+    OR (old.state = 'running' AND new.state = 'dead'       AND new.attempt = old.attempt)
+    OR (old.state = 'running' AND new.state = 'cancelling' AND new.attempt = old.attempt AND new.worker = old.worker)
+    OR (old.state = 'dead'    AND new.state = 'queued'     AND new.attempt = old.attempt + 1)
+)))
+EXECUTE FUNCTION onward.refuse();
+
+-- A live job leaves only into `finished`, and only from the state and the attempt that it has. Checked once a statement,
+-- when the statement's inserts are visible.
+CREATE FUNCTION onward.refuse_loss() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE stray onward.job;
+BEGIN
+    SELECT gone.* INTO stray FROM gone LEFT JOIN onward.finished f ON f.id = gone.id
+    WHERE f.id IS NULL OR f.ended_from <> gone.state OR f.attempt <> gone.attempt LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'onward: job refuses % > nothing (attempt %) of %: a job leaves only into finished',
+            stray.state, stray.attempt, stray.id
+            USING ERRCODE = 'check_violation', HINT = 'onward job cancel, onward dead discard';
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER job_leaves AFTER DELETE ON onward.job REFERENCING OLD TABLE AS gone
+FOR EACH STATEMENT EXECUTE FUNCTION onward.refuse_loss();
+
+CREATE TRIGGER finished_is_final BEFORE UPDATE ON onward.finished FOR EACH ROW EXECUTE FUNCTION onward.refuse();
+CREATE TRIGGER attempt_is_final BEFORE UPDATE ON onward.attempt FOR EACH ROW EXECUTE FUNCTION onward.refuse();
+
+CREATE TRIGGER worker_moves BEFORE UPDATE OF id, state ON onward.worker FOR EACH ROW
+WHEN (NOT (new.id = old.id AND (new.state = old.state AND old.state IN ('active', 'draining')
+    OR (old.state = 'active'   AND new.state IN ('draining', 'stopped', 'lost'))
+    OR (old.state = 'draining' AND new.state IN ('stopped', 'lost')))))
+EXECUTE FUNCTION onward.refuse();
+
+-- Every read goes through one view of both tables, in one statement.
+CREATE VIEW onward.jobs AS
+SELECT id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at, max_attempts,
+       max_losses, failures, losses, budget_from, timeout, args,
+       NULL::text AS ended_from, NULL::text AS event, NULL::text AS reason, NULL::text AS error, NULL::text AS result
+FROM onward.job
+UNION ALL
+SELECT id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at, max_attempts,
+       max_losses, failures, losses, budget_from, timeout, args, ended_from, event, reason, error, result
+FROM onward.finished;
+
+CREATE VIEW onward.attempts AS
+SELECT job, number, state, event, worker, started_at, ended_at, abandoned, reason, error FROM onward.attempt
+UNION ALL
+SELECT id, attempt, attempt_state, event, worker, started_at, finished_at, abandoned, reason, error
+FROM onward.finished WHERE attempt_state IS NOT NULL;

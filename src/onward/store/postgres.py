@@ -1,0 +1,536 @@
+"""PostgreSQL through psycopg 3: few connections, autocommitted statements, no session state for correctness.
+
+In:  operations from any thread or loop.    Out: their answers, after the commit.
+A move is one statement where possible; else an explicit READ COMMITTED transaction, which the server ends if we vanish.
+What only asks to be repeated (serialization, deadlock, a pooled connection that had died) is repeated here. Nothing is
+prepared, because prepared statements turn to generic plans (and PgBouncer does not keep them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, LiteralString, ParamSpec, TypeVar, cast
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
+
+from onward.errors import DatabaseUnavailable, InvalidOption
+from onward.job import NewJob
+from onward.store import store
+from onward.store.coalesce import AsyncCoalescer, Coalescer
+from onward.store.database import Again, Duplicate, Refused
+from onward.store.migrate import check_version, migrations, missing
+from onward.store.statements import Op, Rows, Statement, in_schema, psycopg_text
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+MOST_CONNECTIONS = 8
+"""Connections of one process's callers at most, sync and async each; a worker process adds one that listens."""
+
+REPEATS = 50
+"""How often a statement that met a serialization failure or a deadlock is repeated."""
+
+NOTIFY_GAP = 0.005
+"""Wake-ups of one process are at least this many seconds apart; a woken worker looks again by itself meanwhile."""
+
+TRANSACTION_SECONDS = 8
+"""How long the server keeps an open transaction whose client has gone silent. Below the lease."""
+
+PING_SECONDS = 15.0
+"""How often a silent LISTEN connection is asked whether it still lives."""
+
+_DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+    "application_name": "onward",
+}
+
+_AGAIN = (errors.SerializationFailure, errors.DeadlockDetected, Again)
+_MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction)
+
+
+class PostgresDatabase:
+    """One PostgreSQL database.
+
+    Args:
+        url: where it is, `postgresql://…`.
+        schema: the schema of Onward's tables.
+        listen_url: a direct address for LISTEN, where `url` leads through a pooler that does not keep sessions.
+    """
+
+    dialect = "postgres"
+
+    def __init__(self, url: str, *, schema: str = "onward", listen_url: str | None = None) -> None:
+        if not schema.isidentifier() or len(schema) > 60:
+            raise InvalidOption(
+                f"schema {schema!r} cannot be used",
+                why="a schema's name here is letters, digits and underscores, at most 60",
+                fix='Onward("postgresql://…", schema="onward")',
+            )
+        self.url = url
+        self.shown_url = shown(url)
+        self.schema = schema
+        self.channel = f"onward_{schema}"
+        self._listen_url = listen_url or url
+        self._notified = 0.0
+        self._reset()
+        _living.add(self)
+
+    def _reset(self) -> None:
+        """Forget every connection: at the start and in a forked child, which must not speak on its parent's."""
+        self._known: bool = False
+        self._strict: bool = False
+        self._idle: list[psycopg.Connection] = []
+        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._coalescer: Coalescer[NewJob] = Coalescer(self._enqueue_now)
+        self._sides: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _AsyncSide] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    # --- the port, sync ---------------------------------------------------------------------------------------------
+
+    def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        for repeat in range(REPEATS):
+            try:
+                return self._run_once(lambda: op(*args, **kwargs))
+            except _AGAIN:
+                time.sleep(_pause(repeat))
+        return self._run_once(lambda: op(*args, **kwargs))
+
+    read = run
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> None:
+        self._coalescer.write(jobs)
+
+    def migrate(self) -> list[str]:
+        with self._translated(), self._connect(self.url) as connection, connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_lock_key(self.schema)])
+            applied = self._version(connection)
+            for migration in missing("postgres", applied):
+                text = in_schema(migration.text, self.schema)
+                connection.execute(cast(LiteralString, text))
+                connection.execute(
+                    self._sql("INSERT INTO {}.migration (version, name) VALUES (%s, %s)"),
+                    [migration.version, migration.name],
+                )
+        return [f"{m.version:04}_{m.name}" for m in migrations("postgres") if m.version > applied]
+
+    def schema_version(self) -> int:
+        with self._translated(), self._connect(self.url) as connection:
+            return self._version(connection)
+
+    def facts(self) -> dict[str, Any]:
+        with self._translated(), self._connect(self.url) as connection:
+            names = ("server_version", "fsync", "synchronous_commit", "default_transaction_isolation")
+            rows = connection.execute(
+                "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [[*names, "max_connections"]]
+            )
+            return dict(rows.fetchall()) | {"driver": f"psycopg {psycopg.__version__}"}
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    # --- the port, async --------------------------------------------------------------------------------------------
+
+    async def arun(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        for repeat in range(REPEATS):
+            try:
+                return await self._arun_once(lambda: op(*args, **kwargs))
+            except _AGAIN:
+                await asyncio.sleep(_pause(repeat))
+        return await self._arun_once(lambda: op(*args, **kwargs))
+
+    aread = arun
+
+    async def aenqueue(self, jobs: Sequence[NewJob]) -> None:
+        await self._side().coalescer.write(jobs)
+
+    async def wakeup(self) -> PostgresWakeup:
+        return PostgresWakeup(self)
+
+    async def aclose(self) -> None:
+        side = self._sides.pop(asyncio.get_running_loop(), None)
+        if side is not None:
+            for connection in side.idle:
+                await connection.close()
+        self.close()
+
+    # --- one try, sync ----------------------------------------------------------------------------------------------
+
+    def _run_once(self, make: Callable[[], Op[T]]) -> T:
+        """Carry the operation out on a connection; if a pooled one turns out to be dead, once more on a fresh one."""
+        with self._slots, self._translated():
+            if self._idle:
+                with contextlib.suppress(psycopg.OperationalError, psycopg.InterfaceError):
+                    return self._on(self._idle.pop(), make)
+            return self._on(self._connect_ready(), make)
+
+    def _on(self, connection: psycopg.Connection, make: Callable[[], Op[T]]) -> T:
+        try:
+            answer = self._carry_out(connection, make())
+        except BaseException:
+            if connection.closed or connection.info.transaction_status:
+                connection.close()
+            else:
+                self._idle.append(connection)
+            raise
+        self._idle.append(connection)
+        return answer
+
+    def _carry_out(self, connection: psycopg.Connection, op: Op[T]) -> T:
+        first = next(op)
+        if first.alone and not self._strict:
+            return _end(op, self._rows(connection, first))
+        with connection.transaction():
+            connection.execute(_LIMIT)
+            rows = self._rows(connection, first)
+            while True:
+                try:
+                    statement = op.send(rows)
+                except StopIteration as end:
+                    answer: T = end.value
+                    return answer
+                rows = self._rows(connection, statement)
+
+    def _rows(self, connection: psycopg.Connection, statement: Statement) -> Rows:
+        text = psycopg_text(statement.name, self.schema)
+        cursor = connection.cursor(binary=True)
+        cursor.execute(cast(LiteralString, text), statement.params)
+        return cursor.fetchall() if cursor.description else []
+
+    def _connect(self, url: str) -> psycopg.Connection:
+        connection = psycopg.connect(
+            url, autocommit=True, prepare_threshold=None, **_options(url)
+        )
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return connection
+
+    def _connect_ready(self) -> psycopg.Connection:
+        connection = self._connect(self.url)
+        if not self._known:
+            try:
+                self._learn(self._version(connection), connection.execute(_ISOLATION).fetchone())
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    # --- one try, async ---------------------------------------------------------------------------------------------
+
+    async def _arun_once(self, make: Callable[[], Op[T]]) -> T:
+        side = self._side()
+        async with side.slots:
+            with self._translated():
+                if side.idle:
+                    with contextlib.suppress(psycopg.OperationalError, psycopg.InterfaceError):
+                        return await self._aon(side, side.idle.pop(), make)
+                return await self._aon(side, await self._aconnect_ready(), make)
+
+    async def _aon(
+        self, side: _AsyncSide, connection: psycopg.AsyncConnection, make: Callable[[], Op[T]]
+    ) -> T:
+        try:
+            answer = await self._acarry_out(connection, make())
+        except BaseException:
+            if connection.closed or connection.info.transaction_status:
+                await connection.close()
+            else:
+                side.idle.append(connection)
+            raise
+        side.idle.append(connection)
+        return answer
+
+    async def _acarry_out(self, connection: psycopg.AsyncConnection, op: Op[T]) -> T:
+        first = next(op)
+        if first.alone and not self._strict:
+            return _end(op, await self._arows(connection, first))
+        async with connection.transaction():
+            await connection.execute(_LIMIT)
+            rows = await self._arows(connection, first)
+            while True:
+                try:
+                    statement = op.send(rows)
+                except StopIteration as end:
+                    answer: T = end.value
+                    return answer
+                rows = await self._arows(connection, statement)
+
+    async def _arows(self, connection: psycopg.AsyncConnection, statement: Statement) -> Rows:
+        text = psycopg_text(statement.name, self.schema)
+        cursor = connection.cursor(binary=True)
+        await cursor.execute(cast(LiteralString, text), statement.params)
+        return await cursor.fetchall() if cursor.description else []
+
+    async def _aconnect(self, url: str) -> psycopg.AsyncConnection:
+        connection = await psycopg.AsyncConnection.connect(
+            url, autocommit=True, prepare_threshold=None, **_options(url)
+        )
+        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        return connection
+
+    async def _aconnect_ready(self) -> psycopg.AsyncConnection:
+        connection = await self._aconnect(self.url)
+        if not self._known:
+            try:
+                version = await asyncio.to_thread(self.schema_version)
+                row = await (await connection.execute(_ISOLATION)).fetchone()
+                self._learn(version, row)
+            except BaseException:
+                await connection.close()
+                raise
+        return connection
+
+    def _side(self) -> _AsyncSide:
+        loop = asyncio.get_running_loop()
+        side = self._sides.get(loop)
+        if side is None:
+            side = self._sides[loop] = _AsyncSide(self._aenqueue_now)
+        return side
+
+    # --- enqueue and wake -------------------------------------------------------------------------------------------
+
+    def _enqueue_now(self, jobs: Sequence[NewJob]) -> None:
+        """The first try is a plain INSERT. If its answer was lost, only the repeat may meet its own rows."""
+        try:
+            idle = self._first_try(jobs)
+        except DatabaseUnavailable:
+            self.run(store.enqueue_again, jobs)
+            idle = True
+        if idle:
+            self.notify()
+
+    def _first_try(self, jobs: Sequence[NewJob]) -> bool:
+        for repeat in range(REPEATS):
+            with self._slots, self._translated():
+                connection = self._idle.pop() if self._idle else self._connect_ready()
+                try:
+                    return self._on(connection, lambda: store.enqueue(jobs))
+                except _AGAIN:
+                    pause = _pause(repeat)
+            time.sleep(pause)
+        return self._run_once(lambda: store.enqueue(jobs))
+
+    async def _aenqueue_now(self, jobs: Sequence[NewJob]) -> None:
+        try:
+            idle = await self._afirst_try(jobs)
+        except DatabaseUnavailable:
+            await self.arun(store.enqueue_again, jobs)
+            idle = True
+        if idle:
+            await self.anotify()
+
+    async def _afirst_try(self, jobs: Sequence[NewJob]) -> bool:
+        side = self._side()
+        for repeat in range(REPEATS):
+            async with side.slots:
+                with self._translated():
+                    connection = side.idle.pop() if side.idle else await self._aconnect_ready()
+                    try:
+                        return await self._aon(side, connection, lambda: store.enqueue(jobs))
+                    except _AGAIN:
+                        pause = _pause(repeat)
+            await asyncio.sleep(pause)
+        return await self._arun_once(lambda: store.enqueue(jobs))
+
+    def notify(self) -> None:
+        """Wake idle workers, apart from any write: a NOTIFY serialises the commits of those who do it together."""
+        if not self._may_notify():
+            return
+        with contextlib.suppress(psycopg.Error), self._slots:
+            connection = self._idle.pop() if self._idle else self._connect(self.url)
+            connection.execute(self._notification())
+            self._idle.append(connection)
+
+    async def anotify(self) -> None:
+        if not self._may_notify():
+            return
+        side = self._side()
+        with contextlib.suppress(psycopg.Error):
+            async with side.slots:
+                connection = side.idle.pop() if side.idle else await self._aconnect(self.url)
+                await connection.execute(self._notification())
+                side.idle.append(connection)
+
+    def _may_notify(self) -> bool:
+        now = time.monotonic()
+        if now - self._notified < NOTIFY_GAP:
+            return False
+        self._notified = now
+        return True
+
+    def _notification(self) -> sql.Composed:
+        return sql.SQL(
+            "BEGIN; SET LOCAL synchronous_commit TO off; NOTIFY {}; COMMIT"
+        ).format(sql.Identifier(self.channel))
+
+    # --- schema and errors ------------------------------------------------------------------------------------------
+
+    def _sql(self, text: LiteralString) -> sql.Composed:
+        return sql.SQL(text).format(sql.Identifier(self.schema))
+
+    def _version(self, connection: psycopg.Connection) -> int:
+        known = connection.execute("SELECT to_regclass(%s)", [f'"{self.schema}".migration']).fetchone()
+        if not known or known[0] is None:
+            return 0
+        row = connection.execute(self._sql("SELECT coalesce(max(version), 0) FROM {}.migration")).fetchone()
+        return int(row[0]) if row else 0
+
+    def _learn(self, version: int, isolation: tuple[Any, ...] | None) -> None:
+        """Once a process: is the schema ours, and must each statement ask for READ COMMITTED by itself?"""
+        check_version(self.shown_url, "postgres", version)
+        self._strict = bool(isolation and isolation[0] != "read committed")
+        self._known = True
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except _AGAIN:
+            raise
+        except _MISSING as error:
+            self._known = False
+            check_version(self.shown_url, "postgres", 0)
+            raise DatabaseUnavailable(str(error)) from error
+        except errors.UniqueViolation as error:
+            raise Duplicate(f"{self.shown_url}: {_first_line(error)}") from error
+        except (psycopg.IntegrityError, psycopg.DataError) as error:
+            raise Refused(f"{self.shown_url} refuses the write: {_first_line(error)}") from error
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            raise DatabaseUnavailable(
+                f"{self.shown_url} cannot be reached: {_first_line(error)}",
+                why="the server is down, restarting, out of connections, or the network is cut",
+                fix="check that the server answers: psql, pg_isready; Onward goes on when it is back",
+            ) from error
+        except psycopg.Error as error:
+            raise Refused(f"{self.shown_url} refuses: {_first_line(error)}") from error
+
+
+class _AsyncSide:
+    """The connections of one event loop: they cannot be shared with another."""
+
+    def __init__(self, write: Callable[[Sequence[NewJob]], Any]) -> None:
+        self.idle: list[psycopg.AsyncConnection] = []
+        self.slots = asyncio.Semaphore(MOST_CONNECTIONS)
+        self.coalescer: AsyncCoalescer[NewJob] = AsyncCoalescer(write)
+
+
+class PostgresWakeup:
+    """LISTEN on a connection of its own. When it is lost it is opened anew, and that counts as a hint."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._connection: psycopg.AsyncConnection | None = None
+
+    async def wait(self, timeout: float) -> bool:
+        try:
+            if self._connection is None:
+                await self._listen()
+                return True
+            return await self._heard(self._connection, min(timeout, PING_SECONDS))
+        except (psycopg.Error, OSError):
+            await self.close()
+            await asyncio.sleep(min(timeout, 1.0))
+            return False
+
+    async def _heard(self, connection: psycopg.AsyncConnection, timeout: float) -> bool:
+        async with contextlib.aclosing(_notifies(connection, timeout)) as heard:
+            async for _ in heard:
+                return True
+        async with asyncio.timeout(5):
+            await connection.execute("SELECT 1")
+        return False
+
+    async def _listen(self) -> None:
+        database = self._database
+        connection = await psycopg.AsyncConnection.connect(
+            database._listen_url,  # pyright: ignore[reportPrivateUsage]
+            autocommit=True,
+            **_options(database.url),
+        )
+        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(database.channel)))
+        self._connection = connection
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(Exception):
+                await self._connection.close()
+            self._connection = None
+
+
+def _notifies(
+    connection: psycopg.AsyncConnection, timeout: float
+) -> AsyncIterator[psycopg.Notify] | Any:
+    return connection.notifies(timeout=timeout, stop_after=1)
+
+
+_LIMIT: LiteralString = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}s'"
+_ISOLATION: LiteralString = "SHOW default_transaction_isolation"
+
+
+def _end(op: Op[T], rows: Rows) -> T:
+    """Hand the last rows to an operation that consists of one statement."""
+    try:
+        statement = op.send(rows)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+    raise AssertionError(f"{statement.name} follows a statement that was to be alone")
+
+
+def _options(url: str) -> dict[str, Any]:
+    """Our connection defaults, where the URL does not set its own."""
+    given = conninfo_to_dict(url)
+    return {name: value for name, value in _DEFAULTS.items() if name not in given}
+
+
+def _pause(repeat: int) -> float:
+    return min(0.001 * 2**repeat, 0.1)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _lock_key(schema: str) -> int:
+    """A number of our own for the lock that keeps two migrations of one schema apart."""
+    return int.from_bytes(b"onw" + schema.encode()[:4].ljust(4, b"_"), "big")
+
+
+def shown(url: str) -> str:
+    """The URL without its password, for messages."""
+    parts = urlsplit(url)
+    host = parts.netloc
+    if "@" in host:
+        user, _, rest = host.rpartition("@")
+        host = f"{user.split(':')[0]}@{rest}"
+    query = "&".join(p for p in parts.query.split("&") if p and not p.startswith("password="))
+    return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+_living: weakref.WeakSet[PostgresDatabase] = weakref.WeakSet()
+_left_behind: list[object] = []
+
+
+def _after_fork() -> None:
+    """In a forked child: leave the parent's connections alone, neither used nor closed."""
+    for database in list(_living):
+        _left_behind.append(database.__dict__.copy())
+        database._reset()  # pyright: ignore[reportPrivateUsage]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

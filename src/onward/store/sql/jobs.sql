@@ -1,0 +1,241 @@
+-- The life of a job in SQL: enqueue, claim, apply. Every write names the state, the attempt and the owner that it expects,
+-- and returns the ids that took; a row that was no longer so is left alone.
+-- Twins stand side by side: `both`, or `sqlite` and `postgres`. `:name` is a parameter. Batches come as one JSON text, so
+-- that a batch is one statement and every driver can carry it.
+
+-- name: enqueue
+-- The first try is a plain INSERT: an id that is there already is an error. A due time is never earlier than now, so that
+-- nothing lands behind the claim's position for longer than a commit takes. The answer says whether some worker is idle
+-- and wants to be woken; the wake-up itself is never part of this transaction.
+-- sqlite
+INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                        failures, losses, budget_from, timeout, args)
+SELECT n.value ->> 'id', n.value ->> 'task', n.value ->> 'queue', n.value ->> 'priority', 'queued', 1,
+       max(onward.clock() + coalesce(n.value ->> 'delay', 0), coalesce(n.value ->> 'run_at', 0)), onward.clock(),
+       n.value ->> 'max_attempts', n.value ->> 'max_losses', 0, 0, 1, n.value ->> 'timeout', n.value ->> 'args'
+FROM json_each(:jobs) AS n;
+SELECT 0
+-- postgres
+WITH born AS (
+    INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                            failures, losses, budget_from, timeout, args)
+    SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
+           greatest(onward.clock() + coalesce(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
+           n.max_attempts, n.max_losses, 0, 0, 1, n.timeout, n.args
+    FROM json_to_recordset(CAST(:jobs AS json)) AS n (id uuid, task text, queue text, priority smallint, args text,
+         max_attempts integer, max_losses integer, timeout float8, run_at float8, delay float8)
+)
+SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
+
+-- name: enqueue_again
+-- Only the repeat of an enqueue whose answer was lost, or one with an id of the caller's, may meet itself. A job that has
+-- ended meanwhile is in the cold table, which the caller asks next, in the same transaction.
+-- sqlite
+INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                        failures, losses, budget_from, timeout, args)
+SELECT n.value ->> 'id', n.value ->> 'task', n.value ->> 'queue', n.value ->> 'priority', 'queued', 1,
+       max(onward.clock() + coalesce(n.value ->> 'delay', 0), coalesce(n.value ->> 'run_at', 0)), onward.clock(),
+       n.value ->> 'max_attempts', n.value ->> 'max_losses', 0, 0, 1, n.value ->> 'timeout', n.value ->> 'args'
+FROM json_each(:jobs) AS n
+WHERE NOT EXISTS (SELECT 1 FROM onward.finished f WHERE f.id = n.value ->> 'id')
+ON CONFLICT (id) DO NOTHING
+RETURNING id
+-- postgres
+INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                        failures, losses, budget_from, timeout, args)
+SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
+       greatest(onward.clock() + coalesce(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
+       n.max_attempts, n.max_losses, 0, 0, 1, n.timeout, n.args
+FROM json_to_recordset(CAST(:jobs AS json)) AS n (id uuid, task text, queue text, priority smallint, args text,
+     max_attempts integer, max_losses integer, timeout float8, run_at float8, delay float8)
+WHERE NOT EXISTS (SELECT 1 FROM onward.finished f WHERE f.id = n.id)
+ON CONFLICT (id) DO NOTHING
+RETURNING CAST(id AS text)
+
+-- name: finished_among
+-- Which of these ids are over: the second look of a repeated enqueue. A job that ended between the two statements is seen
+-- here, because each statement of a READ COMMITTED transaction sees what has been committed before it.
+-- sqlite
+SELECT id FROM onward.finished WHERE id IN (SELECT value FROM json_each(:ids))
+-- postgres
+SELECT CAST(id AS text) FROM onward.finished
+WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
+
+-- name: lanes
+-- Which (queue, priority) pairs have queued jobs, highest priority first, and in how many seconds the first of each is due.
+-- A loose index scan: one probe a pair, however many jobs are scheduled for tomorrow.
+-- sqlite
+WITH RECURSIVE lane (queue, priority) AS (
+    SELECT q.value, (SELECT max(priority) FROM onward.job WHERE state = 'queued' AND queue = q.value)
+    FROM json_each(:queues) AS q
+    UNION ALL
+    SELECT lane.queue, (SELECT max(priority) FROM onward.job
+                        WHERE state = 'queued' AND queue = lane.queue AND priority < lane.priority)
+    FROM lane WHERE lane.priority IS NOT NULL
+)
+SELECT queue, priority,
+       (SELECT min(run_at) FROM onward.job
+        WHERE state = 'queued' AND queue = lane.queue AND priority = lane.priority) - onward.clock()
+FROM lane WHERE priority IS NOT NULL ORDER BY priority DESC
+-- postgres
+WITH RECURSIVE lane (queue, priority) AS (
+    SELECT q.value, (SELECT max(priority) FROM onward.job WHERE state = 'queued' AND queue = q.value)
+    FROM json_array_elements_text(CAST(:queues AS json)) AS q (value)
+    UNION ALL
+    SELECT lane.queue, (SELECT max(priority) FROM onward.job
+                        WHERE state = 'queued' AND queue = lane.queue AND priority < lane.priority)
+    FROM lane WHERE lane.priority IS NOT NULL
+)
+SELECT queue, priority, CAST(extract(epoch FROM
+       (SELECT min(run_at) FROM onward.job
+        WHERE state = 'queued' AND queue = lane.queue AND priority = lane.priority) - onward.clock()) AS float8)
+FROM lane WHERE priority IS NOT NULL ORDER BY priority DESC
+
+-- name: claim
+-- queued > running for up to :limit due jobs of one lane, of tasks that this worker knows, from where the last claim ended.
+-- The list of ids is an array, not a subquery: `IN (SELECT … FOR UPDATE SKIP LOCKED)` makes the planner join the whole table.
+-- A worker that is no longer active claims nothing.
+-- sqlite
+UPDATE onward.job SET state = 'running', worker = :worker, started_at = onward.clock()
+WHERE id IN (SELECT id FROM onward.job
+             WHERE state = 'queued' AND queue = :queue AND priority = :priority
+               AND (run_at, id) > (:after_time, :after_id) AND run_at <= onward.clock()
+               AND task IN (SELECT value FROM json_each(:tasks))
+             ORDER BY run_at, id LIMIT :limit)
+  AND state = 'queued'
+  AND EXISTS (SELECT 1 FROM onward.worker WHERE id = :worker AND state = 'active')
+RETURNING id, task, queue, priority, state, attempt, worker, args, max_attempts, max_losses, failures, losses, budget_from,
+          timeout, run_at
+-- postgres
+UPDATE onward.job SET state = 'running', worker = CAST(:worker AS uuid), started_at = onward.clock()
+WHERE id = ANY(ARRAY(
+        SELECT id FROM onward.job
+        WHERE state = 'queued' AND queue = CAST(:queue AS text) AND priority = CAST(:priority AS smallint)
+          AND (run_at, id) > (to_timestamp(CAST(:after_time AS float8)), CAST(:after_id AS uuid))
+          AND run_at <= onward.clock()
+          AND task = ANY(ARRAY(SELECT value FROM json_array_elements_text(CAST(:tasks AS json))))
+        ORDER BY run_at, id LIMIT CAST(:limit AS integer) FOR UPDATE SKIP LOCKED))
+  AND state = 'queued'
+  AND EXISTS (SELECT 1 FROM onward.worker WHERE id = CAST(:worker AS uuid) AND state = 'active')
+RETURNING CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS text), args, max_attempts, max_losses,
+          failures, losses, budget_from, timeout, CAST(extract(epoch FROM run_at) AS float8)
+
+-- name: finish
+-- running > succeeded, and every other move that ends a job: the row moves from the live table to the cold one together with
+-- its last attempt, in one transaction, if it is still as it was seen. The owner is a column of the batch, not one constant:
+-- as statistics age, a constant makes the planner expect one row and loop over all of them.
+-- sqlite
+INSERT INTO onward.finished (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
+                             max_attempts, max_losses, failures, losses, budget_from, timeout, args,
+                             ended_from, event, attempt_state, abandoned, reason, error, result)
+SELECT j.id, j.task, j.queue, j.priority, c.value ->> 'after', j.attempt, j.run_at, j.worker,
+       CASE WHEN j.state = 'queued' THEN NULL ELSE j.started_at END, onward.clock(), j.created_at,
+       j.max_attempts, j.max_losses, c.value ->> 'failures', c.value ->> 'losses', j.budget_from, j.timeout, j.args,
+       j.state, c.value ->> 'event', c.value ->> 'ended', c.value ->> 'abandoned', c.value ->> 'reason',
+       c.value ->> 'error', c.value ->> 'result'
+FROM json_each(:changes) AS c CROSS JOIN onward.job AS j
+WHERE j.id = c.value ->> 'id' AND j.state = c.value ->> 'before' AND j.attempt = c.value ->> 'attempt'
+  AND j.worker IS c.value ->> 'worker';
+DELETE FROM onward.job
+WHERE id IN (SELECT c.value ->> 'id' FROM json_each(:changes) AS c)
+  AND EXISTS (SELECT 1 FROM onward.finished f WHERE f.id = onward.job.id)
+RETURNING id
+-- postgres
+WITH c AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(CAST(:changes AS json)) AS c (id uuid, before text, after text, attempt integer,
+        worker uuid, event text, ended text, reason text, error text, result text, abandoned boolean, failures integer,
+        losses integer)
+), leaving AS (
+    DELETE FROM onward.job AS j USING c
+    WHERE j.id = c.id AND j.state = c.before AND j.attempt = c.attempt AND j.worker IS NOT DISTINCT FROM c.worker
+    RETURNING j.id, j.task, j.queue, j.priority, c.after, j.attempt, j.run_at, j.worker, j.started_at, j.created_at,
+        j.max_attempts, j.max_losses, c.failures, c.losses, j.budget_from, j.timeout, j.args, j.state, c.event, c.ended,
+        c.abandoned, c.reason, c.error, c.result
+)
+INSERT INTO onward.finished (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
+                             max_attempts, max_losses, failures, losses, budget_from, timeout, args,
+                             ended_from, event, attempt_state, abandoned, reason, error, result)
+SELECT id, task, queue, priority, after, attempt, run_at, worker, started_at, onward.clock(), created_at,
+       max_attempts, max_losses, failures, losses, budget_from, timeout, args,
+       state, event, ended, abandoned, reason, error, result
+FROM leaving
+RETURNING CAST(id AS text)
+
+-- name: go_on
+-- Every move after which the job is still live: running > queued (retry, snooze, release, recover), running > dead,
+-- running > cancelling, dead > queued. The attempt that closes is written to history in the same statement.
+-- Rows are locked in id order, so that two writers never wait for each other in a circle.
+-- sqlite
+INSERT INTO onward.attempt (job, number, state, event, worker, started_at, ended_at, abandoned, reason, error)
+SELECT j.id, j.attempt, c.value ->> 'ended', c.value ->> 'event', j.worker, j.started_at, onward.clock(),
+       c.value ->> 'abandoned', c.value ->> 'reason', c.value ->> 'error'
+FROM json_each(:changes) AS c CROSS JOIN onward.job AS j
+WHERE j.id = c.value ->> 'id' AND j.state = c.value ->> 'before' AND j.attempt = c.value ->> 'attempt'
+  AND j.worker IS c.value ->> 'worker' AND c.value ->> 'ended' IS NOT NULL;
+UPDATE onward.job SET
+    state = c.value ->> 'after',
+    attempt = c.value ->> 'next_attempt',
+    run_at = CASE WHEN c.value ->> 'after' = 'queued' THEN onward.clock() + (c.value ->> 'delay') ELSE run_at END,
+    worker = CASE WHEN c.value ->> 'after' = 'cancelling' THEN onward.job.worker END,
+    started_at = CASE WHEN c.value ->> 'after' IN ('cancelling', 'dead') THEN started_at END,
+    finished_at = CASE WHEN c.value ->> 'after' = 'dead' THEN onward.clock() END,
+    failures = c.value ->> 'failures',
+    losses = c.value ->> 'losses',
+    budget_from = c.value ->> 'budget_from'
+FROM json_each(:changes) AS c
+WHERE onward.job.id = c.value ->> 'id' AND onward.job.state = c.value ->> 'before'
+  AND onward.job.attempt = c.value ->> 'attempt' AND onward.job.worker IS c.value ->> 'worker'
+RETURNING id
+-- postgres
+WITH c AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(CAST(:changes AS json)) AS c (id uuid, before text, after text, attempt integer,
+        worker uuid, event text, ended text, reason text, error text, abandoned boolean, failures integer, losses integer,
+        next_attempt integer, budget_from integer, delay float8)
+), seen AS MATERIALIZED (
+    SELECT j.id AS job, j.attempt AS number, j.worker AS owner, j.started_at AS start, c.*
+    FROM c JOIN onward.job AS j
+      ON j.id = c.id AND j.state = c.before AND j.attempt = c.attempt AND j.worker IS NOT DISTINCT FROM c.worker
+    ORDER BY j.id FOR UPDATE OF j
+), history AS (
+    INSERT INTO onward.attempt (job, number, state, event, worker, started_at, ended_at, abandoned, reason, error)
+    SELECT job, number, ended, event, owner, start, onward.clock(), abandoned, reason, error
+    FROM seen WHERE ended IS NOT NULL
+)
+UPDATE onward.job AS j SET
+    state = s.after,
+    attempt = s.next_attempt,
+    run_at = CASE WHEN s.after = 'queued' THEN onward.clock() + s.delay * interval '1 second' ELSE j.run_at END,
+    worker = CASE WHEN s.after = 'cancelling' THEN j.worker END,
+    started_at = CASE WHEN s.after IN ('cancelling', 'dead') THEN j.started_at END,
+    finished_at = CASE WHEN s.after = 'dead' THEN onward.clock() END,
+    failures = s.failures,
+    losses = s.losses,
+    budget_from = s.budget_from
+FROM seen AS s
+WHERE j.id = s.id AND j.state = s.before AND j.attempt = s.attempt
+RETURNING CAST(j.id AS text)
+
+-- name: hold
+-- The retry of an attempt whose body could not be stopped is not due while that body lives: its worker moves the due time on,
+-- again and again; when the worker dies nobody does, and the retry goes ahead. A :seconds of 0 lets it go.
+-- sqlite
+UPDATE onward.job SET run_at = onward.clock() + :seconds
+WHERE id = :id AND attempt = :attempt AND state = 'queued'
+RETURNING id
+-- postgres
+UPDATE onward.job SET run_at = onward.clock() + CAST(:seconds AS float8) * interval '1 second'
+WHERE id = CAST(:id AS uuid) AND attempt = :attempt AND state = 'queued'
+RETURNING CAST(id AS text)
+
+-- name: refuse
+-- Keep a write that was refused: what its writer expected, and what was found instead.
+-- sqlite
+INSERT INTO onward.refusal (job, event, attempt, worker, expected, found, found_attempt, found_worker, detail, at)
+SELECT r.value ->> 'job', r.value ->> 'event', r.value ->> 'attempt', r.value ->> 'worker', r.value ->> 'expected',
+       r.value ->> 'found', r.value ->> 'found_attempt', r.value ->> 'found_worker', r.value ->> 'detail', onward.clock()
+FROM json_each(:refusals) AS r
+-- postgres
+INSERT INTO onward.refusal (job, event, attempt, worker, expected, found, found_attempt, found_worker, detail, at)
+SELECT r.job, r.event, r.attempt, r.worker, r.expected, r.found, r.found_attempt, r.found_worker, r.detail, onward.clock()
+FROM json_to_recordset(CAST(:refusals AS json)) AS r (job uuid, event text, attempt integer, worker uuid, expected text,
+     found text, found_attempt integer, found_worker uuid, detail text)

@@ -1,0 +1,130 @@
+-- Workers and their leases, always on the database's clock.
+
+-- name: register
+-- A process start becomes a worker. Its identity is new every time: a restart under the same name is another worker.
+-- sqlite
+INSERT INTO onward.worker (id, name, host, pid, version, state, queues, tasks, concurrency, idle, lease_until, started_at,
+                           beat_at, lock_path)
+VALUES (:id, :name, :host, :pid, :version, 'active', :queues, :tasks, :concurrency, 1, onward.clock() + :lease,
+        onward.clock(), onward.clock(), :lock_path)
+-- postgres
+INSERT INTO onward.worker (id, name, host, pid, version, state, queues, tasks, concurrency, idle, lease_until, started_at,
+                           beat_at, lock_path)
+VALUES (CAST(:id AS uuid), :name, :host, :pid, :version, 'active',
+        ARRAY(SELECT json_array_elements_text(CAST(:queues AS json))),
+        ARRAY(SELECT json_array_elements_text(CAST(:tasks AS json))), :concurrency, true,
+        onward.clock() + CAST(:lease AS float8) * interval '1 second', onward.clock(), onward.clock(), :lock_path)
+
+-- name: beat
+-- A renewal never shortens a lease and never revives a worker that was declared lost. No row: I am lost.
+-- sqlite
+UPDATE onward.worker SET lease_until = max(lease_until, onward.clock() + :lease), beat_at = onward.clock()
+WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN ('active', 'draining')
+RETURNING id
+-- postgres
+UPDATE onward.worker
+SET lease_until = greatest(lease_until, onward.clock() + CAST(:lease AS float8) * interval '1 second'),
+    beat_at = onward.clock()
+WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
+  AND state IN ('active', 'draining')
+RETURNING CAST(id AS text)
+
+-- name: idle
+-- Says whether the worker wants to be woken by an enqueue. A hint: the poll beneath is the truth.
+-- sqlite
+UPDATE onward.worker SET idle = :idle WHERE id = :id AND state IN ('active', 'draining')
+-- postgres
+UPDATE onward.worker SET idle = CAST(:idle AS boolean) WHERE id = CAST(:id AS uuid) AND state IN ('active', 'draining')
+
+-- name: drain
+-- active > draining: claims no more, finishes what runs.
+-- sqlite
+UPDATE onward.worker SET state = 'draining', idle = 0 WHERE id = :id AND state = 'active' RETURNING id
+-- postgres
+UPDATE onward.worker SET state = 'draining', idle = false WHERE id = CAST(:id AS uuid) AND state = 'active'
+RETURNING CAST(id AS text)
+
+-- name: stop
+-- active or draining > stopped: ended in order.
+-- sqlite
+UPDATE onward.worker SET state = 'stopped', idle = 0, ended_at = onward.clock(), reason = :reason
+WHERE id = :id AND state IN ('active', 'draining') RETURNING id
+-- postgres
+UPDATE onward.worker SET state = 'stopped', idle = false, ended_at = onward.clock(), reason = :reason
+WHERE id = CAST(:id AS uuid) AND state IN ('active', 'draining') RETURNING CAST(id AS text)
+
+-- name: lose
+-- active or draining > lost. With a lease in :seen, only while that lease is unchanged and over; with none, the death is
+-- proven (an exit status, a free lock) and the lease ends here.
+-- sqlite
+UPDATE onward.worker SET state = 'lost', idle = 0, ended_at = onward.clock(), reason = :reason,
+                         lease_until = min(lease_until, onward.clock())
+WHERE id = :id AND state IN ('active', 'draining')
+  AND (:seen IS NULL OR lease_until = :seen AND lease_until < onward.clock())
+RETURNING id
+-- postgres
+UPDATE onward.worker SET state = 'lost', idle = false, ended_at = onward.clock(), reason = :reason,
+                         lease_until = least(lease_until, onward.clock())
+WHERE id = CAST(:id AS uuid) AND state IN ('active', 'draining')
+  AND (CAST(:seen AS float8) IS NULL
+       OR CAST(extract(epoch FROM lease_until) AS float8) = CAST(:seen AS float8) AND lease_until < onward.clock())
+RETURNING CAST(id AS text)
+
+-- name: leases
+-- Every live worker's lease, and whether the database's clock says that it is over.
+-- sqlite
+SELECT id, lease_until, lease_until < onward.clock(), lock_path FROM onward.worker WHERE state IN ('active', 'draining')
+-- postgres
+SELECT CAST(id AS text), CAST(extract(epoch FROM lease_until) AS float8), lease_until < onward.clock(), lock_path
+FROM onward.worker WHERE state IN ('active', 'draining')
+
+-- name: orphans
+-- Every running or cancelling job whose worker is neither active nor draining, oldest id first. Asked at every sweep, so
+-- that a claim which committed under a lost worker is found by the next one. Rows that another sweeper holds are skipped.
+-- sqlite
+SELECT j.id, j.task, j.queue, j.priority, j.state, j.attempt, j.worker, j.args, j.max_attempts, j.max_losses, j.failures,
+       j.losses, j.budget_from, j.timeout, w.state, w.reason
+FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
+WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+ORDER BY j.id LIMIT :limit
+-- postgres
+SELECT CAST(j.id AS text), j.task, j.queue, j.priority, j.state, j.attempt, CAST(j.worker AS text), j.args,
+       j.max_attempts, j.max_losses, j.failures, j.losses, j.budget_from, j.timeout, w.state, w.reason
+FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
+WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+ORDER BY j.id LIMIT :limit FOR UPDATE OF j SKIP LOCKED
+
+-- name: owned
+-- What the database says that this worker owns.
+-- sqlite
+SELECT id, task, queue, priority, state, attempt, worker, args, max_attempts, max_losses, failures, losses, budget_from,
+       timeout
+FROM onward.job WHERE worker = :worker
+-- postgres
+SELECT CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS text), args, max_attempts, max_losses,
+       failures, losses, budget_from, timeout
+FROM onward.job WHERE worker = CAST(:worker AS uuid)
+
+-- name: cancelling
+-- Which of this worker's jobs have been asked to stop.
+-- sqlite
+SELECT id, attempt FROM onward.job WHERE worker = :worker AND state = 'cancelling'
+-- postgres
+SELECT CAST(id AS text), attempt FROM onward.job WHERE worker = CAST(:worker AS uuid) AND state = 'cancelling'
+
+-- name: workers
+-- All workers that the database remembers, newest first. Ages and times left are in seconds.
+-- sqlite
+SELECT w.id, w.name, w.host, w.pid, w.version, w.state, w.queues, w.tasks, w.concurrency, w.idle,
+       w.lease_until - onward.clock(), w.started_at, onward.clock() - w.beat_at, w.ended_at, w.reason,
+       (SELECT count(*) FROM onward.job j WHERE j.worker = w.id)
+FROM onward.worker AS w ORDER BY w.id DESC LIMIT :limit
+-- postgres
+SELECT CAST(w.id AS text), w.name, w.host, w.pid, w.version, w.state, CAST(to_json(w.queues) AS text),
+       CAST(to_json(w.tasks) AS text), w.concurrency, w.idle,
+       CAST(extract(epoch FROM w.lease_until - onward.clock()) AS float8),
+       CAST(extract(epoch FROM w.started_at) AS float8),
+       CAST(extract(epoch FROM onward.clock() - w.beat_at) AS float8),
+       CAST(extract(epoch FROM w.ended_at) AS float8), w.reason,
+       (SELECT count(*) FROM onward.job j WHERE j.worker = w.id)
+FROM onward.worker AS w ORDER BY w.id DESC LIMIT :limit

@@ -1,0 +1,49 @@
+"""SQLite through apsw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from onward.store.sqlite_driver import Connection, meaning
+from onward.store.statements import Rows
+
+
+class ApswConnection:
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, text: str, params: Mapping[str, Any] | None = None) -> Rows:
+        return self._connection.execute(text, dict(params) if params else None).fetchall()
+
+    def script(self, text: str) -> None:
+        self._connection.execute(text).fetchall()
+
+    def busy_timeout(self, seconds: float) -> None:
+        self._connection.set_busy_timeout(int(seconds * 1000))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class ApswDriver:
+    name = "apsw"
+    library = f"apsw {apsw.apsw_version()}"
+    version = apsw.sqlite_lib_version()
+    errors: tuple[type[BaseException], ...] = (apsw.Error,)
+    constraint: tuple[type[BaseException], ...] = (
+        apsw.ConstraintError,
+        apsw.MismatchError,
+        apsw.TooBigError,
+    )
+
+    def open(self, path: Path, clock: Callable[[], float]) -> Connection:
+        connection = apsw.Connection(str(path))
+        connection.create_scalar_function("onward_clock", clock, 0)
+        return ApswConnection(connection)
+
+    def explain(self, error: BaseException) -> str:
+        return meaning(getattr(error, "result", None))

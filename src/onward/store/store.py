@@ -1,0 +1,458 @@
+"""What the store can do, in no dialect: each operation yields statements and returns what it found.
+
+In:  values from the words (`NewJob`, `Change`).    Out: rows as values, and which writes took.
+Every write is conditional on what its writer saw. The store decides nothing: a sweep is handed its decision as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from onward.errors import IdConflict, JobNotFound
+from onward.job import Attempt, Change, Job, NewJob
+from onward.lifecycle import TERMINAL, AttemptState, Event, JobState
+from onward.store.database import Again
+from onward.store.statements import Op, Statement
+
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
+
+
+class Claimed(Struct, frozen=True):
+    """A job that this worker now owns, and its due time: the place in the queue where the next claim goes on."""
+
+    job: Job
+    run_at: float
+
+
+class Lane(Struct, frozen=True):
+    """A (queue, priority) pair that has queued jobs; the first is due in `due_in` seconds (0 or less: now)."""
+
+    queue: str
+    priority: int
+    due_in: float
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """Everything that is known of one job. Times are in seconds since the epoch."""
+
+    job: Job
+    run_at: float
+    started_at: float | None
+    finished_at: float | None
+    created_at: float
+    event: str | None
+    reason: str | None
+    error: str | None
+    result: str | None
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """A write that was refused: what its writer expected, and what was found instead."""
+
+    job: str
+    event: str
+    attempt: int
+    worker: str | None
+    expected: str
+    found: str | None
+    found_attempt: int | None
+    found_worker: str | None
+    detail: str | None
+    at: float | None = None
+
+
+class Registration(Struct, frozen=True, kw_only=True):
+    """A worker as it introduces itself. `lease` is in seconds; `lock_path` proves its death where there is one file."""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    version: str
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    concurrency: int
+    lease: float
+    lock_path: str | None = None
+
+
+class Lease(Struct, frozen=True):
+    """A live worker's lease as a sweeper sees it: its end (opaque), and whether the database's clock is past it."""
+
+    worker: str
+    until: float
+    over: bool
+    lock_path: str | None
+
+
+def dumps(value: Any) -> str:
+    """A batch as one JSON text."""
+    return msgspec.json.encode(value).decode()
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def enqueue(jobs: Sequence[NewJob]) -> Op[bool]:
+    """Write new jobs, each of them for the first time. Returns whether some worker is idle and wants to be woken."""
+    rows = yield Statement("enqueue", {"jobs": dumps(jobs)})
+    return bool(rows and rows[0][0])
+
+
+def enqueue_again(jobs: Sequence[NewJob]) -> Op[set[str]]:
+    """Write those of the jobs that are not there yet; returns the ids that were new.
+
+    Raises:
+        IdConflict: an id belongs to a call of another task or with other arguments.
+    """
+    rows = yield Statement("enqueue_again", {"jobs": dumps(jobs)}, alone=False)
+    born = {row[0] for row in rows}
+    # A job may have ended between the two statements: then roll back, and look again with that known.
+    over = yield Statement("finished_among", {"ids": dumps([job.id for job in jobs])}, alone=False)
+    for job in jobs:
+        if job.id in born and job.id in {row[0] for row in over}:
+            raise Again
+        if job.id not in born:
+            yield from _same_call(job)
+    return born
+
+
+def _same_call(job: NewJob) -> Op[None]:
+    rows = yield Statement("job", {"id": job.id}, alone=False)
+    if rows and (rows[0][1], rows[0][7]) != (job.task, job.args):
+        raise IdConflict(
+            f"job id {job.id} belongs to another call, of {rows[0][1]}",
+            why="an explicit id makes an enqueue repeatable: the same id means the same call",
+            fix="use a new id for a new call; uuid.uuid5(namespace, key) makes one from a key of yours",
+        )
+
+
+def claim(
+    worker: str,
+    tasks: str,
+    lane: tuple[str, int],
+    after: tuple[float, str],
+    limit: int,
+) -> Op[list[Claimed]]:
+    """Claim up to `limit` due jobs of one lane, in order.
+
+    Args:
+        worker: who claims.
+        tasks: the names of the tasks it knows, as a JSON list.
+        lane: the queue and the priority.
+        after: due time and id of the last job claimed there, or `(0, FIRST_ID)` to look from the start.
+        limit: how many at most.
+    """
+    rows = yield Statement(
+        "claim",
+        {
+            "worker": worker,
+            "tasks": tasks,
+            "queue": lane[0],
+            "priority": lane[1],
+            "after_time": after[0],
+            "after_id": after[1],
+            "limit": limit,
+        },
+    )
+    rows.sort(key=_place)
+    return [Claimed(_job(row), row[14]) for row in rows]
+
+
+def _place(row: tuple[Any, ...]) -> tuple[float, str]:
+    return row[14], row[0]
+
+
+def lanes(queues: Iterable[str]) -> Op[list[Lane]]:
+    """Which lanes of these queues have queued jobs, the highest priority first."""
+    rows = yield Statement("lanes", {"queues": dumps(list(queues))})
+    return [Lane(row[0], row[1], row[2]) for row in rows]
+
+
+def apply(changes: Sequence[Change]) -> Op[set[str]]:
+    """Write the changes whose job is still as it was seen; returns the ids of those that took.
+
+    Follow-up jobs of a change are written with it, or not at all. Of several changes of one job only the first can take.
+    """
+    first = {change.id: change for change in reversed(changes)}
+    final = [change for change in first.values() if change.after in TERMINAL]
+    live = [change for change in first.values() if change.after not in TERMINAL]
+    alone = not (final and live) and not any(change.follow_ups for change in final)
+    taken: set[str] = set()
+    if final:
+        taken |= yield from _write("finish", final, alone)
+    if live:
+        taken |= yield from _write("go_on", live, alone)
+    born = [job for change in final if change.id in taken for job in change.follow_ups]
+    if born:
+        yield from enqueue(born)
+    return taken
+
+
+def _write(name: str, changes: list[Change], alone: bool) -> Op[set[str]]:
+    rows = yield Statement(name, {"changes": dumps(changes)}, alone)
+    return {row[0] for row in rows}
+
+
+def hold(job: str, attempt: int, seconds: float) -> Op[bool]:
+    """Move the due time of a queued job to `seconds` from now; returns whether it is still queued with that attempt."""
+    rows = yield Statement("hold", {"id": job, "attempt": attempt, "seconds": seconds})
+    return bool(rows)
+
+
+def look(change: Change) -> Op[tuple[Job | None, bool]]:
+    """Look again at a job whose change did not take.
+
+    Returns the job as it is now (None: gone), and whether this very change took after all: its answer may have been lost.
+    """
+    rows = yield Statement("job", {"id": change.id}, alone=False)
+    past = yield Statement("attempt", {"id": change.id, "number": change.attempt}, alone=False)
+    if not rows:
+        return None, False
+    job = _job(rows[0])
+    if change.ended is not None:
+        return job, bool(past) and _is_ours(_attempt(past[0]), change)
+    return job, (job.state, job.attempt) == (change.after, change.next_attempt)
+
+
+def _is_ours(attempt: Attempt, change: Change) -> bool:
+    return (attempt.event, attempt.worker, attempt.state) == (
+        change.event,
+        change.worker,
+        change.ended,
+    )
+
+
+def refuse(refusals: Sequence[Refusal]) -> Op[None]:
+    """Keep refused writes as data."""
+    yield Statement("refuse", {"refusals": dumps(refusals)})
+
+
+def refusal_of(change: Change, found: Job | None, detail: str | None = None) -> Refusal:
+    """What to keep of a change that did not take."""
+    return Refusal(
+        job=change.id,
+        event=change.event,
+        attempt=change.attempt,
+        worker=change.worker,
+        expected=change.before,
+        found=found.state if found else None,
+        found_attempt=found.attempt if found else None,
+        found_worker=found.worker if found else None,
+        detail=detail if detail is not None else (change.error or change.result),
+    )
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+def register(worker: Registration) -> Op[None]:
+    """Make a process start known, with its first lease."""
+    params = {name: getattr(worker, name) for name in worker.__struct_fields__}
+    params |= {"queues": dumps(worker.queues), "tasks": dumps(worker.tasks)}
+    yield Statement("register", params)
+
+
+def beat(workers: Sequence[str], lease: float) -> Op[set[str]]:
+    """Renew leases to `lease` seconds from now; returns the workers that still live."""
+    rows = yield Statement("beat", {"ids": dumps(workers), "lease": lease})
+    return {row[0] for row in rows}
+
+
+def set_idle(worker: str, idle: bool) -> Op[None]:
+    """Say whether the worker wants to be woken by enqueues."""
+    yield Statement("idle", {"id": worker, "idle": idle})
+
+
+def drain(worker: str) -> Op[bool]:
+    """active > draining; returns whether it took."""
+    rows = yield Statement("drain", {"id": worker})
+    return bool(rows)
+
+
+def stop(worker: str, reason: str) -> Op[bool]:
+    """active or draining > stopped; returns whether it took."""
+    rows = yield Statement("stop", {"id": worker, "reason": reason})
+    return bool(rows)
+
+
+def lose(worker: str, reason: str, seen: float | None = None) -> Op[bool]:
+    """active or draining > lost: with the lease that was `seen`, only while it is unchanged and over."""
+    rows = yield Statement("lose", {"id": worker, "reason": reason, "seen": seen})
+    return bool(rows)
+
+
+def leases() -> Op[list[Lease]]:
+    """The leases of all live workers."""
+    rows = yield Statement("leases", {})
+    return [Lease(row[0], row[1], bool(row[2]), row[3]) for row in rows]
+
+
+def sweep(decide: Callable[[Job, str], Change], limit: int = 500) -> Op[list[Change]]:
+    """Take back jobs whose worker is gone, in one transaction; returns the changes that took.
+
+    Args:
+        decide: what becomes of such a job, given what is known about its worker's end.
+        limit: how many at most; a full answer means that there may be more.
+    """
+    rows = yield Statement("orphans", {"limit": limit}, alone=False)
+    changes = [decide(_job(row), row[15] or "its worker vanished") for row in rows]
+    if not changes:
+        return []
+    taken = yield from apply(changes)
+    return [change for change in changes if change.id in taken]
+
+
+def owned(worker: str) -> Op[list[Job]]:
+    """What the database says that this worker owns."""
+    rows = yield Statement("owned", {"worker": worker})
+    return [_job(row) for row in rows]
+
+
+def cancelling(worker: str) -> Op[list[tuple[str, int]]]:
+    """Which of this worker's attempts have been asked to stop."""
+    rows = yield Statement("cancelling", {"worker": worker})
+    return [(row[0], row[1]) for row in rows]
+
+
+# --- reads ----------------------------------------------------------------------------------------------------------
+
+
+def now() -> Op[float]:
+    """The database's clock, in seconds since the epoch."""
+    rows = yield Statement("now", {})
+    return float(rows[0][0])
+
+
+def get(id: str) -> Op[Job]:
+    """One job as a decision sees it.
+
+    Raises:
+        JobNotFound: no such job.
+    """
+    rows = yield Statement("job", {"id": id})
+    if not rows:
+        raise not_found(id)
+    return _job(rows[0])
+
+
+def record(id: str) -> Op[Record]:
+    """Everything that is known of one job.
+
+    Raises:
+        JobNotFound: no such job.
+    """
+    rows = yield Statement("record", {"id": id})
+    if not rows:
+        raise not_found(id)
+    row = rows[0]
+    return Record(
+        job=_job(row),
+        run_at=row[14],
+        started_at=row[15],
+        finished_at=row[16],
+        created_at=row[17],
+        event=row[18],
+        reason=row[19],
+        error=row[20],
+        result=row[21],
+    )
+
+
+def attempts(id: str) -> Op[list[Attempt]]:
+    """Every closed attempt of one job, in order."""
+    rows = yield Statement("attempts", {"id": id})
+    return [_attempt(row) for row in rows]
+
+
+def refusals(id: str | None = None, limit: int = 100) -> Op[list[Refusal]]:
+    """Refused writes, newest first: of one job, or of all."""
+    rows = yield Statement("refusals", {"id": id, "limit": limit})
+    return [
+        Refusal(
+            job=row[0],
+            event=row[1],
+            attempt=row[2],
+            worker=row[3],
+            expected=row[4],
+            found=row[5],
+            found_attempt=row[6],
+            found_worker=row[7],
+            detail=row[8],
+            at=row[9],
+        )
+        for row in rows
+    ]
+
+
+def counts() -> Op[dict[str, int]]:
+    """How many jobs are in each state; states without jobs are 0."""
+    rows = yield Statement("counts", {})
+    return {state.value: 0 for state in JobState} | {row[0]: row[1] for row in rows}
+
+
+def read(name: str, **params: Any) -> Op[list[tuple[Any, ...]]]:
+    """The rows of a named statement that only reads, as they are."""
+    rows = yield Statement(name, params)
+    return rows
+
+
+def prune(state: JobState, keep: float, limit: int) -> Op[int]:
+    """One step of retention: up to `limit` jobs that ended in `state` more than `keep` seconds ago; returns how many."""
+    rows = yield Statement("prune", {"state": state.value, "keep": keep, "limit": limit})
+    return len(rows)
+
+
+def prune_workers(keep: float) -> Op[int]:
+    """Forget workers that ended more than `keep` seconds ago; returns how many."""
+    rows = yield Statement("prune_workers", {"keep": keep})
+    return len(rows)
+
+
+def not_found(id: str) -> JobNotFound:
+    return JobNotFound(
+        f"no job has the id {id}",
+        why="it was never enqueued here, or it ended and was pruned",
+        fix="onward job list shows what there is; onward status names the database",
+    )
+
+
+def _job(row: tuple[Any, ...]) -> Job:
+    return Job(
+        id=row[0],
+        task=row[1],
+        queue=row[2],
+        priority=row[3],
+        state=_STATES[row[4]],
+        attempt=row[5],
+        worker=row[6],
+        args=row[7],
+        max_attempts=row[8],
+        max_losses=row[9],
+        failures=row[10],
+        losses=row[11],
+        budget_from=row[12],
+        timeout=row[13],
+    )
+
+
+def _attempt(row: tuple[Any, ...]) -> Attempt:
+    return Attempt(
+        job=row[0],
+        number=row[1],
+        state=AttemptState(row[2]),
+        event=Event(row[3]),
+        worker=row[4],
+        started_at=row[5],
+        ended_at=row[6],
+        abandoned=bool(row[7]),
+        reason=row[8],
+        error=row[9],
+    )
+
+
+_STATES = {state.value: state for state in JobState}
