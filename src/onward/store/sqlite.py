@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 from onward.errors import DatabaseError, DatabaseUnavailable, OnwardError
 from onward.job import NewJob
 from onward.store import store
-from onward.store.database import Refused
+from onward.store.database import Again, Refused
 from onward.store.migrate import check_version, missing, newest
 from onward.store.sqlite_driver import Connection, Driver
 from onward.store.statements import Op, Rows, Statement, sqlite_text
@@ -75,11 +75,15 @@ class SqliteDatabase:
     # --- the port ---------------------------------------------------------------------------------------------------
 
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._submit(lambda: op(*args, **kwargs)).result()
+        while True:
+            with contextlib.suppress(Again):
+                return self._submit(lambda: op(*args, **kwargs)).result()
 
     async def arun(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        future = self._submit(lambda: op(*args, **kwargs))
-        return await asyncio.shield(asyncio.wrap_future(future))
+        while True:
+            future = self._submit(lambda: op(*args, **kwargs))
+            with contextlib.suppress(Again):
+                return await asyncio.shield(asyncio.wrap_future(future))
 
     def read(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._reading:
@@ -189,7 +193,7 @@ class SqliteDatabase:
             connection.rows("SAVEPOINT op")
         try:
             answer: Any = _carry_out(connection, make())
-        except (OnwardError, *self.driver.constraint) as error:
+        except (OnwardError, Again, *self.driver.constraint) as error:
             answer = self._translate(error)
             if among:
                 connection.rows("ROLLBACK TO op")

@@ -198,6 +198,33 @@ def _write(name: str, changes: list[Change], alone: bool) -> Op[set[str]]:
     return {row[0] for row in rows}
 
 
+def move(id: str, decide: Callable[[Job], Change | None]) -> Op[JobState]:
+    """Read one job, decide, and write if it is still as it was read; otherwise the whole is repeated.
+
+    Args:
+        id: of the job.
+        decide: what becomes of it; None: nothing needs to be done.
+
+    Returns:
+        The state that it is in now.
+
+    Raises:
+        JobNotFound: no such job.
+        IllegalTransition: raised by `decide`.
+    """
+    rows = yield Statement("job", {"id": id}, alone=False)
+    if not rows:
+        raise not_found(id)
+    job = _job(rows[0])
+    change = decide(job)
+    if change is None:
+        return job.state
+    taken = yield from apply([change])
+    if change.id not in taken:
+        raise Again
+    return change.after
+
+
 def hold(job: str, attempt: int, seconds: float) -> Op[bool]:
     """Move the due time of a queued job to `seconds` from now; returns whether it is still queued with that attempt."""
     rows = yield Statement("hold", {"id": job, "attempt": attempt, "seconds": seconds})

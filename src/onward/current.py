@@ -1,0 +1,134 @@
+"""The attempt that the running code belongs to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from onward.errors import OutsideJob
+from onward.signals import Cancelled
+
+if TYPE_CHECKING:
+    from onward.job import Job, NewJob
+    from onward.task import Call
+
+
+class CancelToken:
+    """Says whether the job was asked to stop. Safe to look at from any thread."""
+
+    __slots__ = ("_event", "requested")
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._event: threading.Event | None = None
+
+    def request(self) -> None:
+        self.requested = True
+        if self._event is not None:
+            self._event.set()
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep up to `timeout` seconds, or until the job is asked to stop; returns whether it was. For threads."""
+        if self._event is None:
+            self._event = threading.Event()
+            if self.requested:
+                self._event.set()
+        return self._event.wait(timeout)
+
+
+class Current:
+    """One running attempt, as its body sees it."""
+
+    __slots__ = ("_job", "_log", "cancel_token", "follow_ups")
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self.cancel_token = CancelToken()
+        self.follow_ups: list[NewJob] = []
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._job.id
+
+    @property
+    def attempt(self) -> int:
+        """The attempt's number, from 1."""
+        return self._job.attempt
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The queue that the job came from."""
+        return self._job.queue
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether the job was asked to stop."""
+        return self.cancel_token.requested
+
+    def check(self) -> None:
+        """Stop here if the job was asked to stop.
+
+        Raises:
+            Cancelled: it was; let it pass.
+        """
+        if self.cancel_token.requested:
+            raise Cancelled("the job was asked to stop")
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry the job's id, attempt and task."""
+        if self._log is None:
+            extra = {
+                "onward_job": self.id,
+                "onward_attempt": self.attempt,
+                "onward_task": self.task,
+            }
+            self._log = logging.LoggerAdapter(logging.getLogger("onward.task"), extra)
+        return self._log
+
+    def enqueue(self, call: Call[Any]) -> str:
+        """Enqueue a call together with this attempt's success: both are written at once, or neither.
+
+        A worker that has lost the job enqueues nothing, and an attempt that fails enqueues nothing.
+
+        Args:
+            call: made by `task.call(...)`.
+
+        Returns:
+            The id that the job will have.
+        """
+        self.follow_ups.append(call.job)
+        return call.job.id
+
+
+_current: ContextVar[Current | None] = ContextVar("onward_current", default=None)
+
+
+def current() -> Current:
+    """The attempt that the running code belongs to.
+
+    Raises:
+        OutsideJob: the code is not run by a worker.
+    """
+    found = _current.get()
+    if found is None:
+        raise OutsideJob(
+            "onward.current() was called outside a running job",
+            why="this code runs in the caller, or in a thread or callback that the job's context did not reach",
+            fix="call it in the task's own body; copy_context().run(…) carries it into other threads",
+        )
+    return found
+
+
+def set_current(value: Current | None) -> None:
+    """Make an attempt the current one of this context. For executors."""
+    _current.set(value)
