@@ -6,12 +6,25 @@ import os
 from datetime import timedelta
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from onward.codec import safe_repr
 from onward.errors import InvalidOption
+from onward.policy import MAX_DELAY
 
 DEFAULT_URL = "sqlite:///onward.db"
 
 DAY = 86_400.0
+
+_PAUSES = ("lease", "beat", "sweep", "poll", "stall_after", "cancel_poll", "prune_every")
+_KEPT = ("keep_succeeded", "keep_cancelled")
+_GRACES = (
+    "grace",
+    "timeout_grace",
+    "cancel_raise_after",
+    "cancel_kill_after",
+    "abandon_after",
+)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -21,7 +34,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         lease: how long a worker's claim on its jobs outlives its last sign of life.
         beat: how often the lease is renewed.
         sweep: how often vanished workers are looked for.
-        poll: the longest pause between two looks for due jobs; wake-ups make most looks unnecessary.
+        poll: the longest pause between two looks for due jobs; wake-ups make most looks needless.
         grace: how long a stopping worker lets running jobs go on.
         stall_after: a worker process that gives no sign for so long is killed.
         timeout_grace: how long after its time limit an attempt may still end by itself.
@@ -33,6 +46,9 @@ class Settings(Struct, frozen=True, kw_only=True):
         keep_cancelled: how long cancelled jobs are kept; None: for ever.
         prune_every: how often old jobs are looked for.
         prune_step: how many jobs go in one step.
+
+    Raises:
+        InvalidOption: a value that cannot work, or two that contradict each other.
     """
 
     lease: float = 15.0
@@ -52,26 +68,37 @@ class Settings(Struct, frozen=True, kw_only=True):
     prune_step: int = 500
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise InvalidOption(f"{name}={value} cannot work: it must be 0 or more seconds")
-        if self.lease <= 0:
-            raise InvalidOption(f"lease={self.lease} cannot work: it must be more than 0 seconds")
+        for name in _PAUSES:
+            _check(name, getattr(self, name), least="more than 0")
+        for name in _GRACES:
+            _check(name, getattr(self, name), least="0 or more")
+        for name in _KEPT:
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), least="0 or more")
+        check_range("prune_step", self.prune_step, 1, 100_000)
         if self.beat * 2 > self.lease:
             raise InvalidOption(
                 f"beat={self.beat} and lease={self.lease} contradict each other",
                 why="a lease must survive one renewal that comes late",
-                fix=f"set beat to at most {self.lease / 2:g}, or lease to at least {self.beat * 2:g}",
+                fix=f"beat of at most {self.lease / 2:g}, or lease of at least {self.beat * 2:g}",
             )
 
     def with_lease(self, lease: float) -> Settings:
         """The same with another lease; the beat follows."""
-        return Settings(**{**_fields(self), "lease": lease, "beat": lease / 3})
+        return replace(self, lease=lease, beat=lease / 3)
 
 
-def _fields(settings: Settings) -> dict[str, float]:
-    return {name: getattr(settings, name) for name in settings.__struct_fields__}
+def _check(name: str, value: object, *, least: str) -> None:
+    """A number of seconds from 0, or from just above it. NaN is on no side of a limit."""
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else -1
+    if 0 <= number <= MAX_DELAY and (number or least == "0 or more"):
+        return
+    default = Settings.__struct_defaults__[Settings.__struct_fields__.index(name)]
+    raise InvalidOption(
+        f"{name}={safe_repr(value)} cannot work",
+        why=f"it is a number of seconds, {least} and at most ten years",
+        fix=f"Settings({name}={default}) is the default",
+    )
 
 
 def default_url() -> str:
@@ -79,18 +106,33 @@ def default_url() -> str:
     return os.environ.get("ONWARD_URL") or DEFAULT_URL
 
 
-def seconds(value: timedelta | float, name: str) -> float:
-    """A duration as a number.
+def seconds(value: object, name: str) -> float:
+    """A duration, a timedelta or a number of seconds, as a number; it may be negative.
 
     Raises:
-        InvalidOption: it is no duration.
+        InvalidOption: it is no duration, or longer than ten years.
     """
     if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        value = value.total_seconds()
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_DELAY:
         return float(value)
     raise InvalidOption(
-        f"{name}={value!r} is not a duration",
-        why="durations are timedelta values, or numbers of seconds",
+        f"{name}={safe_repr(value)} cannot work",
+        why="a duration is a timedelta, or a number of seconds, and at most ten years",
         fix=f"{name}=timedelta(minutes=5), or {name}=300",
+    )
+
+
+def check_range(name: str, value: object, low: int, high: int) -> None:
+    """Refuse what is no whole number from `low` to `high`.
+
+    Raises:
+        InvalidOption: it is not.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return
+    raise InvalidOption(
+        f"{name}={safe_repr(value)} cannot work",
+        why=f"{name} is a whole number from {low} to {high}",
+        fix=f"{name}={max(low, min(high, 5))}",
     )

@@ -70,18 +70,21 @@ class Returned(Struct, frozen=True, tag=True):
 
 
 class Raised(Struct, frozen=True, tag=True):
-    """The body raised. `after` overrides the backoff (seconds); a `final` error is not tried again."""
+    """The body raised. `after` (seconds) or `backoff` stand in for the task's; a `final` error is not tried again."""
 
     error: str
     after: float | None = None
+    backoff: Backoff | None = None
     final: bool = False
 
 
 class TimedOut(Struct, frozen=True, tag=True):
-    """The attempt passed its time limit. `abandoned`: its body could not be stopped and may still run."""
+    """The attempt passed its time limit. `abandoned`: its body could not be stopped and may still run; then the next
+    attempt waits at least `hold` seconds, and longer while the body lives."""
 
     error: str
     abandoned: bool = False
+    hold: float = 0.0
 
 
 class Crashed(Struct, frozen=True, tag=True):
@@ -189,10 +192,10 @@ def _unfinished(job: Job, outcome: Outcome, backoff: Backoff, chance: float) -> 
     """A running attempt that ended without success."""
     match outcome:
         case Raised(error=error, after=after, final=final):
-            delay = backoff.delay(job.failures, chance) if after is None else after
-            return _failed(job, "error", error, delay=delay, final=final)
-        case TimedOut(error=error, abandoned=abandoned):
-            delay = backoff.delay(job.failures, chance)
+            own = (outcome.backoff or backoff).delay(job.failures, chance)
+            return _failed(job, "error", error, delay=own if after is None else after, final=final)
+        case TimedOut(error=error, abandoned=abandoned, hold=hold):
+            delay = max(hold, backoff.delay(job.failures, chance))
             return _failed(job, "timeout", error, delay=delay, abandoned=abandoned)
         case Crashed(error=error):
             return _failed(job, "crashed", error, delay=backoff.delay(job.failures, chance))

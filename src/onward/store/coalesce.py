@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from onward.errors import DatabaseError, DatabaseUnavailable
 from onward.store.database import Refused, halves
 
 T = TypeVar("T")
@@ -36,22 +37,24 @@ class Coalescer(Generic[T]):
         done: Future[None] = Future()
         self._waiting.append((items, done))
         with self._lock:
-            if not done.done():
+            while self._waiting and not done.done():  # There may be more before us than one write takes.
                 self._flush(_take(self._waiting))
-        done.result()
+        done.result(0)
 
     def _flush(self, batch: Sequence[tuple[Sequence[T], Future[None]]]) -> None:
         try:
             self._write([item for items, _ in batch for item in items])
-        except Refused as error:
-            if len(batch) == 1:
-                batch[0][1].set_exception(error)
-            else:
+        except Exception as error:
+            if len(batch) > 1 and _may_be_one_row(error):
                 for half in halves(batch):
                     self._flush(half)
-        except BaseException as error:
+                return
             for _, done in batch:
                 done.set_exception(error)
+        except BaseException:
+            for _, done in batch:
+                done.set_exception(_interrupted())
+            raise
         else:
             for _, done in batch:
                 done.set_result(None)
@@ -87,20 +90,33 @@ class AsyncCoalescer(Generic[T]):
     async def _flush(self, batch: Sequence[tuple[Sequence[T], asyncio.Future[None]]]) -> None:
         try:
             await self._write([item for items, _ in batch for item in items])
-        except Refused as error:
-            if len(batch) == 1:
-                _settle(batch[0][1], error)
-            else:
+        except Exception as error:
+            if len(batch) > 1 and _may_be_one_row(error):
                 for half in halves(batch):
                     await self._flush(half)
-        except BaseException as error:
+                return
             for _, done in batch:
                 _settle(done, error)
-            if isinstance(error, asyncio.CancelledError):
-                raise
+        except BaseException:
+            for _, done in batch:
+                _settle(done, _interrupted())
+            raise
         else:
             for _, done in batch:
                 _settle(done, None)
+
+
+def _may_be_one_row(error: Exception) -> bool:
+    """Whether the rest of a batch may be written without the row that met this error. Not so if the database is away."""
+    return isinstance(error, Refused) or not isinstance(error, DatabaseError)
+
+
+def _interrupted() -> DatabaseUnavailable:
+    return DatabaseUnavailable(
+        "an enqueue was interrupted",
+        why="the thread or task that wrote it together with others was stopped; whether it took is not known",
+        fix="enqueue with an id of your own: then it can be repeated",
+    )
 
 
 W = TypeVar("W")

@@ -8,6 +8,7 @@ Whatever goes wrong below comes up as one of few errors: `DatabaseUnavailable` (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from onward.errors import DatabaseError
@@ -49,6 +50,9 @@ class Database(Protocol):
 
     dialect: str
     shown_url: str
+    notifies: bool
+    """Whether a wake-up costs the enqueuer something, so that workers should say when they want none."""
+
 
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out an operation in one transaction, and return when it is durable."""
@@ -67,6 +71,10 @@ class Database(Protocol):
         ...
 
     async def aenqueue(self, jobs: Sequence[NewJob]) -> None: ...
+
+    def lock_folder(self) -> Path | None:
+        """Where worker processes of this machine keep lock files as proof of life; None: no such place is shared."""
+        ...
 
     async def wakeup(self) -> Wakeup:
         """Start to listen for enqueues, from here or from other processes."""
@@ -87,6 +95,10 @@ class Database(Protocol):
     def close(self) -> None: ...
 
     async def aclose(self) -> None: ...
+
+    async def close_loop(self) -> None:
+        """Close the connections that belong to the running loop; those of threads and other loops stay."""
+        ...
 
 
 def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, LiteralString, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
@@ -59,6 +59,11 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 _AGAIN = (errors.SerializationFailure, errors.DeadlockDetected, Again)
+_REFUSED = (
+    psycopg.IntegrityError,
+    psycopg.DataError,
+    errors.ProgramLimitExceeded,  # To psycopg an operational error; it means a name too long for an index.
+)
 _MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction)
 
 
@@ -72,6 +77,7 @@ class PostgresDatabase:
     """
 
     dialect = "postgres"
+    notifies = True
 
     def __init__(self, url: str, *, schema: str = "onward", listen_url: str | None = None) -> None:
         if not schema.isidentifier() or len(schema) > 60:
@@ -103,17 +109,15 @@ class PostgresDatabase:
     # --- the port, sync ---------------------------------------------------------------------------------------------
 
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        for repeat in range(REPEATS):
-            try:
-                return self._run_once(lambda: op(*args, **kwargs))
-            except _AGAIN:
-                time.sleep(_pause(repeat))
-        return self._run_once(lambda: op(*args, **kwargs))
+        return self._repeated(lambda: self._run_once(lambda: op(*args, **kwargs)))
 
     read = run
 
     def enqueue(self, jobs: Sequence[NewJob]) -> None:
         self._coalescer.write(jobs)
+
+    def lock_folder(self) -> None:
+        return None
 
     def migrate(self) -> list[str]:
         with self._translated(), self._connect(self.url) as connection, connection.transaction():
@@ -141,18 +145,13 @@ class PostgresDatabase:
             return dict(rows.fetchall()) | {"driver": f"psycopg {psycopg.__version__}"}
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        while connection := _popped(self._idle):
+            connection.close()
 
     # --- the port, async --------------------------------------------------------------------------------------------
 
     async def arun(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        for repeat in range(REPEATS):
-            try:
-                return await self._arun_once(lambda: op(*args, **kwargs))
-            except _AGAIN:
-                await asyncio.sleep(_pause(repeat))
-        return await self._arun_once(lambda: op(*args, **kwargs))
+        return await self._arepeated(lambda: self._arun_once(lambda: op(*args, **kwargs)))
 
     aread = arun
 
@@ -163,20 +162,37 @@ class PostgresDatabase:
         return PostgresWakeup(self)
 
     async def aclose(self) -> None:
+        await self.close_loop()
+        self.close()
+
+    async def close_loop(self) -> None:
         side = self._sides.pop(asyncio.get_running_loop(), None)
         if side is not None:
             for connection in side.idle:
                 await connection.close()
-        self.close()
 
     # --- one try, sync ----------------------------------------------------------------------------------------------
+
+    def _repeated(self, once: Callable[[], T]) -> T:
+        """Try until nothing asks to be repeated."""
+        last: Exception = Again()
+        for repeat in range(REPEATS):
+            try:
+                return once()
+            except _AGAIN as error:
+                last = error
+            time.sleep(_pause(repeat))
+        raise self._restless(last)
 
     def _run_once(self, make: Callable[[], Op[T]]) -> T:
         """Carry the operation out on a connection; if a pooled one turns out to be dead, once more on a fresh one."""
         with self._slots, self._translated():
-            if self._idle:
-                with contextlib.suppress(psycopg.OperationalError, psycopg.InterfaceError):
-                    return self._on(self._idle.pop(), make)
+            if pooled := _popped(self._idle):
+                try:
+                    return self._on(pooled, make)
+                except (psycopg.OperationalError, psycopg.InterfaceError):
+                    if not pooled.closed:
+                        raise
             return self._on(self._connect_ready(), make)
 
     def _on(self, connection: psycopg.Connection, make: Callable[[], Op[T]]) -> T:
@@ -192,7 +208,11 @@ class PostgresDatabase:
         return answer
 
     def _carry_out(self, connection: psycopg.Connection, op: Op[T]) -> T:
-        first = next(op)
+        try:
+            first = next(op)
+        except StopIteration as end:  # There was nothing to do.
+            nothing: T = end.value
+            return nothing
         if first.alone and not self._strict:
             return _end(op, self._rows(connection, first))
         with connection.transaction():
@@ -231,13 +251,26 @@ class PostgresDatabase:
 
     # --- one try, async ---------------------------------------------------------------------------------------------
 
+    async def _arepeated(self, once: Callable[[], Awaitable[T]]) -> T:
+        last: Exception = Again()
+        for repeat in range(REPEATS):
+            try:
+                return await once()
+            except _AGAIN as error:
+                last = error
+            await asyncio.sleep(_pause(repeat))
+        raise self._restless(last)
+
     async def _arun_once(self, make: Callable[[], Op[T]]) -> T:
         side = self._side()
         async with side.slots:
             with self._translated():
-                if side.idle:
-                    with contextlib.suppress(psycopg.OperationalError, psycopg.InterfaceError):
-                        return await self._aon(side, side.idle.pop(), make)
+                if pooled := _popped(side.idle):
+                    try:
+                        return await self._aon(side, pooled, make)
+                    except (psycopg.OperationalError, psycopg.InterfaceError):
+                        if not pooled.closed:
+                            raise
                 return await self._aon(side, await self._aconnect_ready(), make)
 
     async def _aon(
@@ -255,7 +288,11 @@ class PostgresDatabase:
         return answer
 
     async def _acarry_out(self, connection: psycopg.AsyncConnection, op: Op[T]) -> T:
-        first = next(op)
+        try:
+            first = next(op)
+        except StopIteration as end:  # There was nothing to do.
+            nothing: T = end.value
+            return nothing
         if first.alone and not self._strict:
             return _end(op, await self._arows(connection, first))
         async with connection.transaction():
@@ -306,7 +343,7 @@ class PostgresDatabase:
     def _enqueue_now(self, jobs: Sequence[NewJob]) -> None:
         """The first try is a plain INSERT. If its answer was lost, only the repeat may meet its own rows."""
         try:
-            idle = self._first_try(jobs)
+            idle = self._repeated(lambda: self._first_try(jobs))
         except DatabaseUnavailable:
             self.run(store.enqueue_again, jobs)
             idle = True
@@ -314,19 +351,13 @@ class PostgresDatabase:
             self.notify()
 
     def _first_try(self, jobs: Sequence[NewJob]) -> bool:
-        for repeat in range(REPEATS):
-            with self._slots, self._translated():
-                connection = self._idle.pop() if self._idle else self._connect_ready()
-                try:
-                    return self._on(connection, lambda: store.enqueue(jobs))
-                except _AGAIN:
-                    pause = _pause(repeat)
-            time.sleep(pause)
-        return self._run_once(lambda: store.enqueue(jobs))
+        with self._slots, self._translated():
+            connection = _popped(self._idle) or self._connect_ready()
+            return self._on(connection, lambda: store.enqueue(jobs))
 
     async def _aenqueue_now(self, jobs: Sequence[NewJob]) -> None:
         try:
-            idle = await self._afirst_try(jobs)
+            idle = await self._arepeated(lambda: self._afirst_try(jobs))
         except DatabaseUnavailable:
             await self.arun(store.enqueue_again, jobs)
             idle = True
@@ -335,24 +366,22 @@ class PostgresDatabase:
 
     async def _afirst_try(self, jobs: Sequence[NewJob]) -> bool:
         side = self._side()
-        for repeat in range(REPEATS):
-            async with side.slots:
-                with self._translated():
-                    connection = side.idle.pop() if side.idle else await self._aconnect_ready()
-                    try:
-                        return await self._aon(side, connection, lambda: store.enqueue(jobs))
-                    except _AGAIN:
-                        pause = _pause(repeat)
-            await asyncio.sleep(pause)
-        return await self._arun_once(lambda: store.enqueue(jobs))
+        async with side.slots:
+            with self._translated():
+                connection = _popped(side.idle) or await self._aconnect_ready()
+                return await self._aon(side, connection, lambda: store.enqueue(jobs))
 
     def notify(self) -> None:
         """Wake idle workers, apart from any write: a NOTIFY serialises the commits of those who do it together."""
         if not self._may_notify():
             return
         with contextlib.suppress(psycopg.Error), self._slots:
-            connection = self._idle.pop() if self._idle else self._connect(self.url)
-            connection.execute(self._notification())
+            connection = _popped(self._idle) or self._connect(self.url)
+            try:
+                connection.execute(self._notification())
+            except BaseException:
+                connection.close()
+                raise
             self._idle.append(connection)
 
     async def anotify(self) -> None:
@@ -361,8 +390,12 @@ class PostgresDatabase:
         side = self._side()
         with contextlib.suppress(psycopg.Error):
             async with side.slots:
-                connection = side.idle.pop() if side.idle else await self._aconnect(self.url)
-                await connection.execute(self._notification())
+                connection = _popped(side.idle) or await self._aconnect(self.url)
+                try:
+                    await connection.execute(self._notification())
+                except BaseException:
+                    await connection.close()
+                    raise
                 side.idle.append(connection)
 
     def _may_notify(self) -> bool:
@@ -407,7 +440,7 @@ class PostgresDatabase:
             raise DatabaseUnavailable(str(error)) from error
         except errors.UniqueViolation as error:
             raise Duplicate(f"{self.shown_url}: {_first_line(error)}") from error
-        except (psycopg.IntegrityError, psycopg.DataError) as error:
+        except _REFUSED as error:
             raise Refused(f"{self.shown_url} refuses the write: {_first_line(error)}") from error
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             raise DatabaseUnavailable(
@@ -416,7 +449,19 @@ class PostgresDatabase:
                 fix="check that the server answers: psql, pg_isready; Onward goes on when it is back",
             ) from error
         except psycopg.Error as error:
-            raise Refused(f"{self.shown_url} refuses: {_first_line(error)}") from error
+            # A standby, a missing privilege, a session that was ended: no fault of the data, so it is not refused.
+            raise DatabaseUnavailable(
+                f"{self.shown_url} cannot be used: {_first_line(error)}",
+                why=f"PostgreSQL answers {type(error).__name__}",
+                fix="see PostgreSQL's log; Onward goes on when the cause is gone",
+            ) from error
+
+    def _restless(self, error: Exception) -> DatabaseUnavailable:
+        return DatabaseUnavailable(
+            f"{self.shown_url} asked {REPEATS} times to repeat a write: {_first_line(error)}",
+            why="other transactions change the same rows all the time",
+            fix="look for long transactions on Onward's tables: pg_stat_activity, pg_locks",
+        )
 
 
 class _AsyncSide:
@@ -459,7 +504,7 @@ class PostgresWakeup:
         connection = await psycopg.AsyncConnection.connect(
             database._listen_url,  # pyright: ignore[reportPrivateUsage]
             autocommit=True,
-            **_options(database.url),
+            **_options(database._listen_url),  # pyright: ignore[reportPrivateUsage]
         )
         await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(database.channel)))
         self._connection = connection
@@ -489,6 +534,17 @@ def _end(op: Op[T], rows: Rows) -> T:
         answer: T = end.value
         return answer
     raise AssertionError(f"{statement.name} follows a statement that was to be alone")
+
+
+C = TypeVar("C")
+
+
+def _popped(idle: list[C]) -> C | None:
+    """An idle connection, if there is one; in one step, because other threads take them too."""
+    try:
+        return idle.pop()
+    except IndexError:
+        return None
 
 
 def _options(url: str) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 In:  operations from any thread or loop.    Out: their answers, after the commit (WAL, `synchronous=FULL`).
 Each operation runs in a savepoint of its own, so that a bad one fails alone. Reads go through a connection of their own.
-Other processes are noticed by `PRAGMA data_version`. Nothing of this crosses a fork: a child opens its own connections.
+Other processes are noticed by `PRAGMA data_version`. Nothing of this crosses a fork: every connection is closed before one,
+and parent and child open their own when they next need them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from onward.errors import DatabaseError, DatabaseUnavailable, OnwardError
+from onward.errors import DatabaseError, DatabaseUnavailable
 from onward.job import NewJob
 from onward.store import store
-from onward.store.database import Again, Refused
+from onward.store.database import Again, Duplicate, Refused
 from onward.store.migrate import check_version, missing, newest
-from onward.store.sqlite_driver import Connection, Driver
+from onward.store.sqlite_driver import BUSY, SAME_KEY, Connection, Driver, kind, meaning
 from onward.store.statements import Op, Rows, Statement, sqlite_text
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class SqliteDatabase:
     """
 
     dialect = "sqlite"
+    notifies = False
 
     def __init__(self, path: Path, driver: Driver, *, synchronous: str = "FULL") -> None:
         self.path = path.expanduser().absolute()
@@ -60,17 +62,15 @@ class SqliteDatabase:
         self.shown_url = f"sqlite:///{path}"
         self.clock: Callable[[], float] = time.time
         self._synchronous = synchronous
+        self._moment: float | None = None
         self._lock = threading.Lock()
-        self._reset()
-        _living.add(self)
-
-    def _reset(self) -> None:
-        """Forget every connection: at the start, after closing, and in a forked child (where closing would be wrong)."""
-        self._lock = threading.Lock()
-        self._reading = threading.Lock()
-        self._reader: Connection | None = None
         self._todo: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._reading = threading.Lock()
+        self._reader: Connection | None = None
+        self._wakeups: weakref.WeakSet[SqliteWakeup] = weakref.WeakSet()
+        self._asleep: list[SqliteWakeup] = []
+        _living.add(self)
 
     # --- the port ---------------------------------------------------------------------------------------------------
 
@@ -88,11 +88,11 @@ class SqliteDatabase:
     def read(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._reading:
             if self._reader is None:
-                self._reader = self._open_ready()
+                self._reader = self.open_ready()
             try:
                 return _carry_out(self._reader, op(*args, **kwargs))
             except self.driver.errors as error:
-                raise self._translate(error) from error
+                raise self.translate(error) from error
 
     async def aread(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.to_thread(self.read, op, *args, **kwargs)
@@ -104,27 +104,26 @@ class SqliteDatabase:
         await self.arun(store.enqueue, jobs)
 
     async def wakeup(self) -> SqliteWakeup:
-        return SqliteWakeup(self._open_ready)
+        wakeup = SqliteWakeup(self)
+        with self._lock:
+            self._wakeups.add(wakeup)
+        return wakeup
+
+    def lock_folder(self) -> Path | None:
+        return self.path.parent
 
     def migrate(self) -> list[str]:
-        connection = self._open()
-        try:
+        with self._reading, contextlib.closing(self._open()) as connection:
             return self._migrate(connection)
-        finally:
-            connection.close()
 
     def schema_version(self) -> int:
         if not self.path.exists():
             return 0
-        connection = self._open()
-        try:
+        with self._reading, contextlib.closing(self._open()) as connection:
             return _version(connection)
-        finally:
-            connection.close()
 
     def facts(self) -> dict[str, Any]:
-        connection = self._open_ready()
-        try:
+        with self._reading, contextlib.closing(self.open_ready()) as connection:
             return {
                 "library": self.driver.library,
                 "sqlite": self.driver.version,
@@ -132,23 +131,18 @@ class SqliteDatabase:
                 "synchronous": self._synchronous,
                 "quick_check": connection.rows("PRAGMA quick_check(1)")[0][0],
             }
-        finally:
-            connection.close()
 
     def close(self) -> None:
         with self._lock:
-            thread, self._thread = self._thread, None
-            if thread is not None:
-                self._todo.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            self._stop_writer()
         with self._reading:
-            if self._reader is not None:
-                self._reader.close()
-                self._reader = None
+            self._stop_reader()
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
+
+    async def close_loop(self) -> None:
+        """Connections here belong to no loop."""
 
     # --- the writer -------------------------------------------------------------------------------------------------
 
@@ -163,6 +157,18 @@ class SqliteDatabase:
             self._todo.put((make, future))
         return future
 
+    def _stop_writer(self) -> None:
+        """Under the lock, so that nobody starts the next writer while this one does what it has been given."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._todo.put(None)
+            thread.join()
+
+    def _stop_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
     def _write(self, todo: queue.SimpleQueue[Work | None]) -> None:
         """The writer thread: take what there is, write it in one transaction, answer."""
         connection: Connection | None = None
@@ -170,7 +176,7 @@ class SqliteDatabase:
         while not ended:
             batch, ended = _take(todo)
             try:
-                connection = connection or self._open_ready()
+                connection = connection or self.open_ready(self._writing_now)
                 self._commit(connection, batch)
             except BaseException as error:
                 connection = self._give_up(connection, batch, error)
@@ -178,7 +184,9 @@ class SqliteDatabase:
             connection.close()
 
     def _commit(self, connection: Connection, batch: list[Work]) -> None:
+        self._moment = None
         connection.rows("BEGIN IMMEDIATE")
+        self._moment = self.clock()
         answers = [self._attempt(connection, make, len(batch) > 1) for make, _ in batch]
         if len(batch) == 1 and isinstance(answers[0], BaseException):
             connection.rows("ROLLBACK")
@@ -188,13 +196,15 @@ class SqliteDatabase:
             _answer(future, answer)
 
     def _attempt(self, connection: Connection, make: Callable[[], Op[T]], among: bool) -> Any:
-        """Run one operation; its error is its answer, unless the whole transaction is in danger."""
+        """Run one operation; its error is its answer, unless the database itself is in trouble."""
         if among:
             connection.rows("SAVEPOINT op")
         try:
             answer: Any = _carry_out(connection, make())
-        except (OnwardError, Again, *self.driver.constraint) as error:
-            answer = self._translate(error)
+        except Exception as error:
+            if isinstance(error, self.driver.errors) and not isinstance(error, self.driver.constraint):
+                raise
+            answer = self.translate(error)
             if among:
                 connection.rows("ROLLBACK TO op")
         if among:
@@ -211,14 +221,33 @@ class SqliteDatabase:
             with contextlib.suppress(Exception):
                 connection.close()
         for _, future in batch:
-            _answer(future, self._translate(error))
+            _answer(future, self.translate(error))
         return None
+
+    # --- a fork -----------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Close every connection, and let none be opened before `resume`."""
+        self._lock.acquire()
+        self._stop_writer()
+        self._reading.acquire()
+        self._stop_reader()
+        self._asleep = list(self._wakeups)
+        for wakeup in self._asleep:
+            wakeup.pause()
+
+    def resume(self) -> None:
+        """Connections are opened again when they are next needed."""
+        while self._asleep:
+            self._asleep.pop().resume()
+        self._reading.release()
+        self._lock.release()
 
     # --- opening ----------------------------------------------------------------------------------------------------
 
-    def _open_ready(self) -> Connection:
+    def open_ready(self, clock: Callable[[], float] | None = None) -> Connection:
         """A connection to a file that has today's schema: created and migrated on first use."""
-        connection = self._open()
+        connection = self._open(clock)
         try:
             if _version(connection) < newest("sqlite"):
                 self._migrate(connection)
@@ -228,20 +257,40 @@ class SqliteDatabase:
             raise
         return connection
 
-    def _open(self) -> Connection:
+    def _open(self, clock: Callable[[], float] | None = None) -> Connection:
         _check_place(self.path)
         try:
-            connection = self.driver.open(self.path, self._now)
+            connection = self.driver.open(self.path, clock or self._now)
+        except self.driver.errors as error:
+            raise self.translate(error) from error
+        try:
             connection.busy_timeout(BUSY_SECONDS)
-            _into_wal(connection)
+            self._into_wal(connection)
             connection.rows(f"PRAGMA synchronous={self._synchronous}")
             connection.rows("PRAGMA journal_size_limit=16777216")
             return connection
-        except self.driver.errors as error:
-            raise self._translate(error) from error
+        except BaseException as error:
+            connection.close()
+            raise self.translate(error) from error
+
+    def _into_wal(self, connection: Connection) -> None:
+        """Set the journal mode, which is stored in the file. SQLite does not wait here for another process that does so too."""
+        end = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                _check_mode(connection.rows("PRAGMA journal_mode=WAL")[0][0])
+                return
+            except self.driver.errors as error:
+                if kind(self.driver.code(error)) != BUSY or time.monotonic() > end:
+                    raise
+            time.sleep(0.002)
 
     def _now(self) -> float:
         return self.clock()
+
+    def _writing_now(self) -> float:
+        """The writer's time stands still while a transaction lasts, as PostgreSQL's does: what it writes is one moment."""
+        return self.clock() if self._moment is None else self._moment
 
     def _migrate(self, connection: Connection) -> list[str]:
         connection.rows("BEGIN IMMEDIATE")
@@ -260,14 +309,15 @@ class SqliteDatabase:
             raise
         return [f"{migration.version:04}_{migration.name}" for migration in todo]
 
-    def _translate(self, error: BaseException) -> BaseException:
+    def translate(self, error: BaseException) -> BaseException:
         """A driver's error as one of the port's."""
         if isinstance(error, self.driver.constraint):
-            return Refused(f"{self.shown_url} refuses the write: {error}", why=_chain(error))
+            refusal = Duplicate if self.driver.code(error) in SAME_KEY else Refused
+            return refusal(f"{self.shown_url} refuses the write: {error}")
         if isinstance(error, self.driver.errors):
             return DatabaseUnavailable(
                 f"{self.shown_url} cannot be used: {error}",
-                why=self.driver.explain(error),
+                why=meaning(self.driver.code(error)),
                 fix="check the file, its directory's permissions and the space on its disk",
             )
         return error
@@ -276,8 +326,9 @@ class SqliteDatabase:
 class SqliteWakeup:
     """Notices commits of any process: the database's data version changes."""
 
-    def __init__(self, open: Callable[[], Connection]) -> None:
-        self._open = open
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._seen: Any = None
 
@@ -292,15 +343,33 @@ class SqliteWakeup:
             await asyncio.sleep(min(WATCH_SECONDS, left))
 
     def _changed(self) -> bool:
-        if self._connection is None:
-            self._connection = self._open()
-        seen, self._seen = self._seen, self._connection.rows("PRAGMA data_version")[0][0]
-        return bool(seen is not None and seen != self._seen)
+        with self._lock:
+            fresh = self._connection is None
+            try:
+                connection = self._connection = self._connection or self._database.open_ready()
+                seen, self._seen = self._seen, connection.rows("PRAGMA data_version")[0][0]
+            except self._database.driver.errors as error:
+                self._stop()
+                raise self._database.translate(error) from error
+        return seen is not None and (fresh or bool(seen != self._seen))
 
     async def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def pause(self) -> None:
+        """Before a fork: close, and wait."""
+        self._lock.acquire()
+        self._stop()
+
+    def resume(self) -> None:
+        """After it: what was missed meanwhile counts as a hint."""
+        self._lock.release()
 
 
 def _carry_out(connection: Connection, op: Op[T]) -> T:
@@ -353,9 +422,7 @@ def _version(connection: Connection) -> int:
     return int(connection.rows("SELECT coalesce(max(version), 0) FROM onward_migration")[0][0])
 
 
-def _into_wal(connection: Connection) -> None:
-    """Set the journal mode, which is stored in the file; another process may be doing the same just now."""
-    mode = connection.rows("PRAGMA journal_mode=WAL")[0][0]
+def _check_mode(mode: str) -> None:
     if mode != "wal":
         raise DatabaseError(
             f"SQLite refuses the write-ahead log here (journal mode stays {mode})",
@@ -402,20 +469,30 @@ def _file_system(folder: Path) -> str | None:
     return kind
 
 
-def _chain(error: BaseException) -> str:
-    return f"{type(error).__name__}"
-
-
 _living: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
-_left_behind: list[object] = []
+_forking = threading.Lock()
+_paused: list[SqliteDatabase] = []
+
+
+def _before_fork() -> None:
+    """SQLite keeps a process's locks in that process's memory, and the kernel gives none of them to a child. A child that was
+    forked beside an open connection would take locks for its own that it does not hold, and what it commits could be lost.
+    So no connection is open while a process forks.
+    """
+    _forking.acquire()
+    for database in list(_living):
+        database.pause()
+        _paused.append(database)
 
 
 def _after_fork() -> None:
-    """In a forked child: leave the parent's connections alone. Closing one would drop the parent's file locks."""
-    for database in list(_living):
-        _left_behind.append(database.__dict__.copy())
-        database._reset()  # pyright: ignore[reportPrivateUsage]
+    """In the parent, and in the child, which has a copy of the same locks."""
+    while _paused:
+        _paused.pop().resume()
+    _forking.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )

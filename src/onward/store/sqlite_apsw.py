@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from onward.store.sqlite_driver import Connection, meaning
+from onward.store.sqlite_driver import Connection
 from onward.store.statements import Rows
 
 
@@ -45,5 +45,5 @@ class ApswDriver:
         connection.create_scalar_function("onward_clock", clock, 0)
         return ApswConnection(connection)
 
-    def explain(self, error: BaseException) -> str:
-        return meaning(getattr(error, "result", None))
+    def code(self, error: BaseException) -> int:
+        return int(getattr(error, "extendedresult", 0))

@@ -39,8 +39,8 @@ class Driver(Protocol):
 
     def open(self, path: Path, clock: Callable[[], float]) -> Connection: ...
 
-    def explain(self, error: BaseException) -> str:
-        """What an error code of SQLite means to the user."""
+    def code(self, error: BaseException) -> int:
+        """SQLite's extended result code of an error; 0 where it has none."""
         ...
 
 
@@ -73,6 +73,18 @@ def driver(name: str) -> Driver:
     )
 
 
-def meaning(code: int | None) -> str:
-    """What a result code of SQLite means to the user; codes are extended, the low byte is the kind."""
-    return _MEANING.get((code or 0) & 0xFF, "SQLite reports an error")
+BUSY = 5
+"""The kind of the result code that says: another connection holds the lock just now."""
+
+SAME_KEY = frozenset({1555, 2067})
+"""The extended result codes of a row whose primary key, or another unique key, is there already."""
+
+
+def kind(code: int) -> int:
+    """Codes are extended: the low byte is the kind."""
+    return code & 0xFF
+
+
+def meaning(code: int) -> str:
+    """What a result code of SQLite means to the user."""
+    return _MEANING.get(kind(code), "SQLite reports an error")

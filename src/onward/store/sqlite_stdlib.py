@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from onward.store.sqlite_driver import Connection, meaning
+from onward.store.sqlite_driver import Connection
 from onward.store.statements import Rows
 
 
@@ -46,5 +46,5 @@ class StdlibDriver:
         connection.create_function("onward_clock", 0, clock)
         return StdlibConnection(connection)
 
-    def explain(self, error: BaseException) -> str:
-        return meaning(getattr(error, "sqlite_errorcode", None))
+    def code(self, error: BaseException) -> int:
+        return int(getattr(error, "sqlite_errorcode", 0))

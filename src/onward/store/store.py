@@ -226,7 +226,7 @@ def move(id: str, decide: Callable[[Job], Change | None]) -> Op[JobState]:
 
 
 def hold(job: str, attempt: int, seconds: float) -> Op[bool]:
-    """Move the due time of a queued job to `seconds` from now; returns whether it is still queued with that attempt."""
+    """Keep a queued job from being due for `seconds` from now; returns whether it is still queued with that attempt."""
     rows = yield Statement("hold", {"id": job, "attempt": attempt, "seconds": seconds})
     return bool(rows)
 

@@ -216,14 +216,14 @@ WHERE j.id = s.id AND j.state = s.before AND j.attempt = s.attempt
 RETURNING CAST(j.id AS text)
 
 -- name: hold
--- The retry of an attempt whose body could not be stopped is not due while that body lives: its worker moves the due time on,
--- again and again; when the worker dies nobody does, and the retry goes ahead. A :seconds of 0 lets it go.
+-- The retry of an attempt whose body could not be stopped is not due while that body lives: its worker moves the due time
+-- on, again and again; when the worker dies nobody does, and the retry goes ahead.
 -- sqlite
-UPDATE onward.job SET run_at = onward.clock() + :seconds
+UPDATE onward.job SET run_at = max(run_at, onward.clock() + :seconds)
 WHERE id = :id AND attempt = :attempt AND state = 'queued'
 RETURNING id
 -- postgres
-UPDATE onward.job SET run_at = onward.clock() + CAST(:seconds AS float8) * interval '1 second'
+UPDATE onward.job SET run_at = greatest(run_at, onward.clock() + CAST(:seconds AS float8) * interval '1 second')
 WHERE id = CAST(:id AS uuid) AND attempt = :attempt AND state = 'queued'
 RETURNING CAST(id AS text)
 

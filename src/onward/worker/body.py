@@ -1,0 +1,98 @@
+"""The only step that runs user code: from a job to an outcome, whatever the code does.
+
+The same for the loop, for threads and for processes of their own. Every exception that Python can raise leads to a named
+outcome, `SystemExit`, `KeyboardInterrupt`, `MemoryError` and endless recursion among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from onward.current import Current, set_current
+from onward.errors import OnwardError, PayloadUnreadable
+from onward.failure import ErrorText, describe
+from onward.job import Job
+from onward.policy import Backoff, Discarded, Outcome, Raised, Rejected, Returned, Snoozed, Stopped
+from onward.signals import Cancelled, Discard, Retry, Snooze, Verdict
+from onward.task import Task
+
+
+def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
+    """Run a plain function's body here, in this thread."""
+    set_current(current)
+    try:
+        args, kwargs = task.signature.decode_arguments(job.args)
+        value = task.function(*args, **kwargs)
+        return _returned(task, value, current)
+    except BaseException as error:
+        return _outcome_of(task, error, current)
+    finally:
+        set_current(None)
+
+
+async def run_async_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
+    """Run an `async` function's body on this loop."""
+    set_current(current)
+    try:
+        args, kwargs = task.signature.decode_arguments(job.args)
+        value = await task.function(*args, **kwargs)
+        return _returned(task, value, current)
+    except BaseException as error:
+        return _outcome_of(task, error, current)
+
+
+def _returned(task: Task[Any, Any], value: object, current: Current) -> Outcome:
+    """A result that cannot be stored ends the job: the work is done, and another try would return the same."""
+    try:
+        text = task.signature.encode_result(value)
+    except OnwardError as error:
+        return Rejected(error_text(error))
+    return Returned(text, tuple(current.follow_ups))
+
+
+def _outcome_of(task: Task[Any, Any], error: BaseException, current: Current) -> Outcome:
+    match error:
+        case PayloadUnreadable():
+            return Rejected(error_text(error))
+        case Retry(after=after):
+            return Raised(error_text(error), after=after)
+        case Snooze(delay=delay):
+            return Snoozed(delay)
+        case Discard(why=why):
+            return Discarded(why[:1000])
+        case Cancelled() | asyncio.CancelledError() if current.cancel_requested:
+            return Stopped()
+        case _:
+            return _by_rule(task, error, current)
+
+
+def _by_rule(task: Task[Any, Any], error: BaseException, current: Current) -> Outcome:
+    """What the task says about this kind of exception; the nearest class in its ancestry counts."""
+    rule = next((task.on_error[kind] for kind in type(error).__mro__ if kind in task.on_error), None)
+    text = error_text(error)
+    match rule:
+        case Verdict.BURY:
+            return Raised(text, final=True)
+        case Verdict.DROP:
+            return Discarded(f"{type(error).__name__}: dropped by the task's rule")
+        case Backoff():
+            return Raised(text, backoff=rule)
+        case _:
+            return Raised(text)
+
+
+def error_text(error: BaseException) -> str:
+    """An exception as it is stored."""
+    return encode_error(describe(error))
+
+
+def encode_error(text: ErrorText) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def plain_error(kind: str, message: str) -> str:
+    """An error that no exception tells of, as it is stored."""
+    return encode_error(ErrorText(type=kind, message=message, traceback=""))

@@ -1,0 +1,211 @@
+"""Claimer: claims due jobs as long as there are free slots, and sleeps when there is nothing to claim.
+
+In:  wake-ups, and free slots.    Out: jobs that this worker owns, to the executor.
+It takes only tasks that the worker knows. Beneath every wake-up is a poll, quick after a hint and slower while nothing comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from onward.errors import DatabaseUnavailable
+from onward.events import Happened, emit
+from onward.job import Job
+from onward.store import store
+from onward.store.database import Database
+from onward.worker.lanes import Lanes
+
+FIRST_PAUSE = 0.01
+MOST_PER_CLAIM = 500
+BUSY_AFTER = 0.5
+TELL_UNKNOWN_EVERY = 30.0
+
+
+class Claimer:
+    """Claims for one worker.
+
+    Args:
+        database: where from.
+        worker: who claims.
+        tasks: the names of the tasks it knows.
+        queues: which queues, each with its own limit of slots or None.
+        poll: the longest pause between two looks, in seconds.
+        room: how many more jobs there is room for.
+        running: how many jobs of a queue are held.
+        start: takes the claimed jobs.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        worker: str,
+        tasks: Sequence[str],
+        queues: Mapping[str, int | None],
+        poll: float,
+        *,
+        room: Callable[[], int],
+        running: Callable[[str], int],
+        start: Callable[[list[Job]], None],
+    ) -> None:
+        self._database = database
+        self._worker = worker
+        self._tasks = store.dumps(sorted(tasks))
+        self._queues = queues
+        self._poll = poll
+        self._room = room
+        self._running = running
+        self._start = start
+        self._lanes = Lanes()
+        self._wake = asyncio.Event()
+        self._pause = FIRST_PAUSE
+        self._busy_since: float | None = None
+        self._said_idle = True
+        self._told_unknown = float("-inf")
+        self._found_due = False
+        self.idle = asyncio.Event()
+        self.in_flight = False
+        self.stopping = False
+        self.empty_looks = 0
+        self.last_success = time.monotonic()
+
+    def wake(self) -> None:
+        """Something may have been enqueued, or a slot is free."""
+        self._pause = FIRST_PAUSE
+        self._lanes.spoil()
+        self._wake.set()
+
+    def poke(self) -> None:
+        """A slot is free."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Claim no more."""
+        self.stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Claim until stopped."""
+        while not self.stopping:
+            self._wake.clear()
+            room = min(self._room(), MOST_PER_CLAIM)
+            if room <= 0:
+                await self._wake.wait()
+                continue
+            asked_full = await self._claim(room)
+            if self.stopping:
+                return
+            if not asked_full:
+                await self._sleep()
+
+    async def _claim(self, room: int) -> bool:
+        """One round; returns whether there may be more at once."""
+        self.in_flight = True
+        try:
+            got = await self._round(room)
+        except DatabaseUnavailable as error:
+            emit(
+                Happened(
+                    name="claim.waits",
+                    level=logging.WARNING,
+                    worker=self._worker,
+                    fields={"error": str(error).splitlines()[0]},
+                )
+            )
+            await self._rest(min(max(self._pause * 2, 0.2), 2.0))
+            return True
+        finally:
+            self.in_flight = False
+        self.last_success = time.monotonic()
+        self.empty_looks = 0 if got else self.empty_looks + 1
+        await self._note_load(got >= room)
+        return got > 0
+
+    async def _round(self, room: int) -> int:
+        """Look where there is something, if that is due, and claim from the lanes in order."""
+        began = time.monotonic()
+        full = self._lanes.want_look(began) and self._lanes.may_look(began)
+        if full:
+            self._lanes.looked(await self._database.aread(store.lanes, list(self._queues)), began)
+        got = 0
+        for lane, after in self._lanes.order():
+            asked = min(room - got, self._limit(lane[0]))
+            if asked > 0:
+                got += await self._claim_lane(lane, after, asked)
+            if got >= room:
+                break
+        if full:
+            self._lanes.cost(time.monotonic() - began)
+            await self._tell_unknown(got)
+        return got
+
+    async def _claim_lane(self, lane: tuple[str, int], after: tuple[float, str], asked: int) -> int:
+        claimed = await self._database.arun(
+            store.claim, self._worker, self._tasks, lane, after, asked
+        )
+        self._found_due = True
+        self._lanes.claimed(lane, claimed, asked)
+        if claimed:
+            self._start([claim.job for claim in claimed])
+        return len(claimed)
+
+    def _limit(self, queue: str) -> int:
+        limit = self._queues[queue]
+        return MOST_PER_CLAIM if limit is None else limit - self._running(queue)
+
+    async def _tell_unknown(self, got: int) -> None:
+        """Due jobs that cannot be claimed are of tasks that this worker does not know: say so, now and then."""
+        now = time.monotonic()
+        found, self._found_due = self._found_due, False
+        if got or not found or now - self._told_unknown < TELL_UNKNOWN_EVERY:
+            return
+        self._told_unknown = now
+        for queue, task, count in await self._database.aread(store.read, "waiting_tasks"):
+            if queue in self._queues and f'"{task}"' not in self._tasks:
+                emit(
+                    Happened(
+                        name="task.unknown",
+                        level=logging.WARNING,
+                        task=task,
+                        worker=self._worker,
+                        fields={"queue": queue, "due": count, "hint": "deploy it, or start a worker that has it"},
+                    )
+                )
+
+    async def _note_load(self, full: bool) -> None:
+        """A worker that has been busy for a while does not want to be woken by each enqueue."""
+        now = time.monotonic()
+        if not full:
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = now
+        elif self._said_idle and now - self._busy_since > BUSY_AFTER:
+            await self._say_idle(False)
+
+    async def _say_idle(self, idle: bool) -> None:
+        self._said_idle = idle
+        if self._database.notifies:
+            await self._database.arun(store.set_idle, self._worker, idle)
+
+    async def _sleep(self) -> None:
+        """Nothing to claim: sleep until a hint, until the next job is due, or until the poll."""
+        if not self._said_idle:
+            await self._say_idle(True)
+            self._lanes.spoil()
+            return
+        self.idle.set()
+        pause = min(self._pause, max(0.001, self._lanes.next_due))
+        await self._rest(pause)
+        self.idle.clear()
+        if self._pause < self._poll:
+            self._pause = min(self._pause * 2, self._poll)
+        self._lanes.spoil()
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,217 @@
+"""A worker inside another program: in a test, in a web process, in a script.
+
+Its heart and its keeper run on a thread of their own, so a blocked loop does not stop the beat. What can stop it is C code
+that holds the interpreter for longer than a lease: then other workers take the jobs over, and this one learns of it when it
+comes back. `onward worker` beats from another process and has no such limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+import msgspec
+
+from onward.app import Onward
+from onward.ids import new_id
+from onward.store import store
+from onward.store.store import Registration
+from onward.version import version
+from onward.worker.board import Board
+from onward.worker.heart import Heart
+from onward.worker.isolation import Isolation
+from onward.worker.keeper import Keeper, hold_lock, remove_lock
+from onward.worker.loading import target_of
+from onward.worker.worker import Plan, Worker, keep_going, queues_of
+
+
+class EmbeddedWorker:
+    """A worker in this process. `run()` blocks; as a context manager it works in a thread until the block ends.
+
+    Args:
+        app: whose tasks.
+        concurrency: how many jobs at once.
+        queues: which queues; by default those of the app's tasks.
+        until_empty: end when no due job is left.
+    """
+
+    def __init__(
+        self,
+        app: Onward,
+        *,
+        concurrency: int = 10,
+        queues: Sequence[str] | None = None,
+        until_empty: bool = False,
+    ) -> None:
+        self._app = app
+        self._queues = queues_of(app, [(queue, None) for queue in queues] if queues else None)
+        self._concurrency = concurrency
+        self._until_empty = until_empty
+        self._worker: Worker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self.id = ""
+
+    # --- as a context manager ---------------------------------------------------------------------------------------
+
+    def __enter__(self) -> EmbeddedWorker:
+        self._thread = threading.Thread(target=self._run_in_thread, name="onward-worker", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self.join()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stop in order; a second call stops at once. From any thread.
+
+        Args:
+            grace: how long running jobs may go on, in seconds; by default as the settings say.
+        """
+        if self._worker is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._worker.stop, grace)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        if self._error is not None:
+            raise self._error
+
+    # --- run --------------------------------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Run in this thread until stopped by a signal, or until empty; returns why it ended."""
+        return asyncio.run(self.arun())
+
+    def _run_in_thread(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()
+
+    async def arun(self) -> str:
+        """The same on the running loop. A worker that was lost starts again under a new identity."""
+        self._loop = asyncio.get_running_loop()
+        self._handle_signals()
+        while True:
+            why = await self._live()
+            if why not in {"lost", "full"}:
+                return why
+
+    async def _live(self) -> str:
+        """One worker's life, from its registration to its end."""
+        app = self._app
+        self.id = new_id()
+        folder = app.database.lock_folder()
+        lock_path = None if folder is None else str(folder / f".onward-{self.id}.lock")
+        lock = None if lock_path is None else hold_lock(lock_path)
+        board = Board(2 * self._concurrency + 64)
+        steward = _Steward(app, self.id, board)
+        try:
+            board.beat(time.monotonic())
+            await app.database.arun(store.register, self._registration(lock_path))
+            isolation = Isolation(target_of(app), app_options(app))
+            plan = Plan(
+                id=self.id,
+                queues=self._queues,
+                concurrency=self._concurrency,
+                until_empty=self._until_empty,
+            )
+            self._worker = Worker(app, plan, board, isolation)
+            steward.start()
+            self._started.set()
+            return await self._worker.run()
+        finally:
+            await asyncio.to_thread(steward.stop)
+            board.close()
+            if lock is not None:
+                remove_lock(lock_path)
+                os.close(lock)
+
+    def _registration(self, lock_path: str | None) -> Registration:
+        return Registration(
+            id=self.id,
+            name=f"{socket.gethostname()}:{os.getpid()}",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version(),
+            queues=tuple(self._queues),
+            tasks=tuple(sorted(self._app.tasks)),
+            concurrency=self._concurrency,
+            lease=self._app.settings.lease,
+            lock_path=lock_path,
+        )
+
+    def _handle_signals(self) -> None:
+        """SIGTERM and SIGINT stop in order, a second one at once. Only where signals can be handled: the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+
+
+class _Steward:
+    """Heart and keeper on a thread and a loop of their own."""
+
+    def __init__(self, app: Onward, worker: str, board: Board) -> None:
+        self._app = app
+        self._heart = Heart(app.database, app.settings.lease, app.settings.beat)
+        self._heart.boards[worker] = board
+        self._keeper = Keeper(app.database, app.settings, lambda: [worker])
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="onward-steward", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        if not self._thread.is_alive():
+            return
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(10)
+
+    def _end(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._live())
+        with contextlib.suppress(Exception):
+            self._loop.run_until_complete(self._app.database.close_loop())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    async def _live(self) -> None:
+        await asyncio.gather(
+            keep_going("heart", self._heart.run), keep_going("keeper", self._keeper.run)
+        )
+
+
+def app_options(app: Onward) -> str:
+    """What a process of its own needs to open the same database, as JSON."""
+    return msgspec.json.encode({"url": app.url, **app.options}).decode()

@@ -1,0 +1,312 @@
+"""Executor: runs claimed attempts, each to exactly one outcome.
+
+In:  jobs that this worker owns.    Out: (job, outcome), to whoever settles.
+`async` bodies run on the loop, plain functions in threads, and in a process of their own those that ask for it or whose
+last attempt was lost. It never writes to the store and never decides what becomes of a job.
+
+What Python cannot stop is called by its name: a body that goes on after its time limit is *abandoned*. Its attempt has
+failed on time; its slot is given back after a while; its retry is held until the body ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from onward.config import Settings
+from onward.job import Job
+from onward.policy import Crashed, Outcome, Raised, Released, Returned, Stopped, TimedOut
+from onward.task import Task
+from onward.worker.board import FOREVER, Board
+from onward.worker.body import plain_error, run_async_body, run_body
+from onward.worker.held import Held, Why
+from onward.worker.isolation import Isolation
+from onward.worker.threads import Threads
+
+EAGER = sys.version_info >= (3, 12)
+
+SLICE = 256
+"""Bodies begun in one go before the loop gets a turn."""
+
+SHORT = 0.02
+"""Seconds of work that are claimed ahead where jobs are so short that slots would idle between two claims."""
+
+MOST_AHEAD = 1_000
+
+HOLD = 10.0
+"""How long the retry of an abandoned body waits at least, renewed while the body lives."""
+
+
+class Executor:
+    """Runs up to `concurrency` attempts at once.
+
+    Args:
+        tasks: the tasks by name.
+        concurrency: how many slots.
+        settings: the app's.
+        board: where begun attempts and deadlines are written down.
+        isolation: runs attempts in processes of their own.
+        settle: takes each attempt's outcome.
+    """
+
+    def __init__(
+        self,
+        tasks: dict[str, Task[Any, Any]],
+        concurrency: int,
+        settings: Settings,
+        board: Board,
+        isolation: Isolation,
+        settle: Callable[[Job, Outcome], None],
+    ) -> None:
+        self._tasks = tasks
+        self.concurrency = concurrency
+        self._settings = settings
+        self._board = board
+        self._isolation = isolation
+        self._settle = settle
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(self._loop)
+        self._backlog: deque[tuple[float, Job]] = deque()
+        self._filling = False
+        self._pace = 1.0
+        self.held: dict[str, Held] = {}
+        self.abandoned: dict[tuple[str, int], Held] = {}
+        self._given_back: set[tuple[str, int]] = set()
+        self.by_queue: Counter[str] = Counter()
+        self.changed = asyncio.Event()
+
+    # --- what the claimer asks --------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """How many more jobs to claim: the free slots, and a little more where jobs are very short."""
+        occupied = len(self.held) + len(self.abandoned) - len(self._given_back)
+        ahead = min(MOST_AHEAD, int(self.concurrency * SHORT / self._pace)) if self._pace < SHORT else 0
+        return self.concurrency + ahead - occupied - len(self._backlog)
+
+    @property
+    def idle(self) -> bool:
+        return not self.held and not self._backlog
+
+    def ids(self) -> set[str]:
+        """The jobs that are held here, begun or not."""
+        return {*self.held, *(job.id for _, job in self._backlog)}
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    def start(self, jobs: Iterable[Job]) -> None:
+        """Take over jobs that this worker now owns."""
+        now = time.monotonic()
+        for job in jobs:
+            self.by_queue[job.queue] += 1
+            self._backlog.append((now, job))
+        self._fill()
+
+    def _fill(self) -> None:
+        """Begin what waits, as long as there are slots; a long row of short bodies lets the loop turn in between."""
+        if self._filling:
+            return
+        self._filling = True
+        try:
+            for _ in range(SLICE):
+                if not self._backlog or not self._has_slot():
+                    return
+                self._begin(self._backlog.popleft()[1])
+            self._loop.call_soon(self._fill)
+        finally:
+            self._filling = False
+
+    def _has_slot(self) -> bool:
+        return len(self.held) + len(self.abandoned) - len(self._given_back) < self.concurrency
+
+    def _begin(self, job: Job) -> None:
+        task = self._tasks[job.task]
+        held = Held(job, task)
+        held.started = time.monotonic()
+        limit = FOREVER if job.timeout is None else held.started + job.timeout
+        held.place = self._board.begin(job.id, job.attempt, held.started, limit)
+        self.held[job.id] = held
+        if job.timeout is not None:
+            held.timer = self._loop.call_later(job.timeout, self._time_out, held)
+        if (task.isolation == "process" or job.losses) and self._isolation.possible:
+            self._begin_isolated(held)
+        elif task.is_async:
+            self._begin_on_loop(held)
+        else:
+            body = partial(run_body, task, job, held.current)
+            self._threads.run(body, partial(self._ended, held))
+
+    def _begin_on_loop(self, held: Held) -> None:
+        body = self._run_on_loop(held)
+        if EAGER:
+            # A body that ends without waiting needs no turn of the loop.
+            held.asyncio_task = asyncio.Task(body, loop=self._loop, eager_start=True)  # type: ignore[call-arg,unused-ignore]  # pyright: ignore
+        else:
+            held.asyncio_task = self._loop.create_task(body)
+
+    async def _run_on_loop(self, held: Held) -> None:
+        self._ended(held, await run_async_body(held.task, held.job, held.current))
+
+    def _begin_isolated(self, held: Held) -> None:
+        attempt = self._isolation.run(held.job, held.current.cancel_token)
+        held.kill = attempt.kill
+        attempt.then(partial(self._ended, held))
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    def _ended(self, held: Held, outcome: Outcome) -> None:
+        """The body has ended; its outcome counts if nobody has spoken for it meanwhile."""
+        if held.settled:
+            self._free_abandoned(held)
+            return
+        now = time.monotonic()
+        self._pace += 0.05 * (now - held.started - self._pace)
+        self._let_go(held)
+        self._settle(held.job, self._as_asked(held, outcome))
+        self._fill()
+        self.changed.set()
+
+    def _as_asked(self, held: Held, outcome: Outcome) -> Outcome:
+        """What the outcome means in the light of why the body was asked to stop."""
+        if held.stopping is Why.TIMEOUT:
+            return TimedOut(self._limit_text(held))
+        if isinstance(outcome, Returned) or held.stopping is None:
+            return outcome
+        if held.stopping is Why.CANCEL:
+            return Stopped() if isinstance(outcome, Crashed) and held.kill else outcome
+        interrupted = isinstance(outcome, Raised | Crashed | Stopped)
+        return Released(held.stopping.value) if interrupted else outcome
+
+    def _let_go(self, held: Held) -> None:
+        held.settled = True
+        if held.timer is not None:
+            held.timer.cancel()
+            held.timer = None
+        if held.place is not None:
+            self._board.end(held.place)
+            held.place = None
+        self.held.pop(held.job.id, None)
+        self._count_down(held.job.queue)
+
+    def _count_down(self, queue: str) -> None:
+        self.by_queue[queue] -= 1
+        if not self.by_queue[queue]:
+            del self.by_queue[queue]
+
+    # --- time limit -------------------------------------------------------------------------------------------------
+
+    def _time_out(self, held: Held) -> None:
+        """The limit has passed: ask the body to stop, and give it a moment to do so."""
+        held.stopping = Why.TIMEOUT
+        held.current.cancel_token.request()
+        if held.place is not None:
+            self._board.relax(held.place)
+        if held.kill is not None:
+            held.kill()
+            return
+        held.interrupt()
+        held.timer = self._loop.call_later(self._settings.timeout_grace, self._abandon, held)
+
+    def _abandon(self, held: Held) -> None:
+        """The body goes on: its attempt has failed all the same, and the body is on its own."""
+        self._let_go(held)
+        self.abandoned[held.key] = held
+        held.interrupt()
+        self._loop.call_later(self._settings.abandon_after, self._give_slot_back, held)
+        self._settle(held.job, TimedOut(self._limit_text(held), abandoned=True, hold=HOLD))
+        self.changed.set()
+
+    def _give_slot_back(self, held: Held) -> None:
+        if held.key in self.abandoned:
+            self._given_back.add(held.key)
+            self._fill()
+            self.changed.set()
+
+    def _free_abandoned(self, held: Held) -> None:
+        self.abandoned.pop(held.key, None)
+        self._given_back.discard(held.key)
+        self._fill()
+        self.changed.set()
+
+    def _limit_text(self, held: Held) -> str:
+        return plain_error(
+            "TimeLimit", f"the attempt passed its time limit of {held.job.timeout:g} seconds"
+        )
+
+    # --- cancel and stop --------------------------------------------------------------------------------------------
+
+    def ask_cancel(self, asked: Iterable[tuple[str, int]]) -> None:
+        """The database says that these attempts have been asked to stop. Each look goes one step further."""
+        now = time.monotonic()
+        for job, attempt in asked:
+            held = self.held.get(job)
+            if held is None or held.job.attempt != attempt:
+                self._cancel_backlog(job, attempt)
+                continue
+            held.ask_cancel(now)
+            self._press(held, now)
+
+    def _press(self, held: Held, now: float) -> None:
+        """A token first, then an exception on the loop, then a kill."""
+        waited = now - (held.cancelled_at or now)
+        if held.kill is not None and waited >= self._settings.cancel_kill_after:
+            held.kill()
+        elif waited >= self._settings.cancel_raise_after:
+            held.interrupt()
+
+    def _cancel_backlog(self, job: str, attempt: int) -> None:
+        """A job that has not begun simply does not begin."""
+        for entry in list(self._backlog):
+            if (entry[1].id, entry[1].attempt) == (job, attempt):
+                self._backlog.remove(entry)
+                self._count_down(entry[1].queue)
+                self._settle(entry[1], Released("cancelled"))
+
+    def release_backlog(self, why: str, older_than: float = 0.0) -> None:
+        """Give back what has not begun, free of charge."""
+        limit = time.monotonic() - older_than
+        while self._backlog and self._backlog[0][0] <= limit:
+            _, job = self._backlog.popleft()
+            self._count_down(job.queue)
+            self._settle(job, Released(why))
+        self.changed.set()
+
+    def interrupt_all(self, why: Why) -> None:
+        """Ask every body to stop now."""
+        for held in list(self.held.values()):
+            held.stopping = held.stopping if held.stopping is Why.TIMEOUT else why
+            held.current.cancel_token.request()
+            if held.kill is not None:
+                held.kill()
+            else:
+                held.interrupt()
+
+    def release_rest(self, why: str) -> None:
+        """Speak for every body that has not stopped: the process is about to end, and the bodies with it."""
+        self.release_backlog(why)
+        for held in list(self.held.values()):
+            self._let_go(held)
+            if held.stopping is Why.TIMEOUT:
+                self._settle(held.job, TimedOut(self._limit_text(held)))
+            else:
+                self._settle(held.job, Released(why))
+
+    async def empty(self, seconds: float) -> bool:
+        """Wait until nothing is held, at most so long; returns whether nothing is."""
+        end = time.monotonic() + seconds
+        while not self.idle and (left := end - time.monotonic()) > 0:
+            self.changed.clear()
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await self.changed.wait()
+            except TimeoutError:
+                continue
+        return self.idle
+
+    async def close(self) -> None:
+        self._threads.close()
+        await self._isolation.close()

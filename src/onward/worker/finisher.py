@@ -1,0 +1,243 @@
+"""Finisher: takes outcomes, has policy decide, writes in batches, and learns which of them counted.
+
+In:  (job, outcome), from the executor.    Out: rows in the store, events to listeners.
+It writes at once when the writer is free; batches come from what piles up meanwhile, never from a timer. It never runs user
+code and never decides how a job ends. A change that did not take is looked at again: still ours but now cancelling, it is
+decided again; no longer ours, it is reported and kept as a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from onward.errors import DatabaseUnavailable
+from onward.events import Happened, emit, wanted
+from onward.failure import ErrorText
+from onward.job import Change, Job
+from onward.lifecycle import Event
+from onward.policy import Backoff, Outcome, Raised, settle
+from onward.store import store
+from onward.store.database import Database, Refused, halves
+from onward.task import Task
+from onward.worker.body import plain_error
+
+MOST_PER_WRITE = 1_000
+
+LEVELS = {
+    Event.SUCCEED: logging.DEBUG,
+    Event.RETRY: logging.WARNING,
+    Event.BURY: logging.ERROR,
+    Event.SNOOZE: logging.INFO,
+    Event.RELEASE: logging.INFO,
+}
+
+
+class Finisher:
+    """Writes how attempts ended.
+
+    Args:
+        database: where to.
+        tasks: for their backoff.
+        alive: whether this worker may still write; when its lease is over, unwritten outcomes are given up.
+        applied: called with the changes that took.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        tasks: dict[str, Task[Any, Any]],
+        alive: Callable[[], bool],
+        applied: Callable[[Sequence[Change]], None],
+    ) -> None:
+        self._database = database
+        self._tasks = tasks
+        self._alive = alive
+        self._applied = applied
+        self._waiting: list[tuple[Job, Outcome]] = []
+        self._writing: dict[str, Job] = {}
+        self._wake = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def put(self, job: Job, outcome: Outcome) -> None:
+        """Take an outcome; it will be written as soon as the writer is free."""
+        self._waiting.append((job, outcome))
+        self._quiet.clear()
+        self._wake.set()
+
+    def ids(self) -> set[str]:
+        """The jobs whose outcome is not written yet."""
+        return {*self._writing, *(job.id for job, _ in self._waiting)}
+
+    @property
+    def backlog(self) -> int:
+        return len(self._waiting) + len(self._writing)
+
+    async def run(self) -> None:
+        """Write, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                batch = self._waiting[:MOST_PER_WRITE]
+                del self._waiting[:MOST_PER_WRITE]
+                self._writing = {job.id: job for job, _ in batch}
+                await self._finish(batch)
+                self._writing = {}
+            self._quiet.set()
+
+    async def flush(self, seconds: float) -> bool:
+        """Wait until everything is written, at most so long; returns whether it is."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # --- one batch --------------------------------------------------------------------------------------------------
+
+    async def _finish(self, batch: Sequence[tuple[Job, Outcome]]) -> None:
+        changes = [self._decide(job, outcome) for job, outcome in batch]
+        taken = await self._write(changes)
+        self._report([change for change in changes if change.id in taken])
+        if len(taken) < len(changes):
+            for (job, outcome), change in zip(batch, changes, strict=True):
+                if change.id not in taken:
+                    await self._look_again(job, outcome, change)
+
+    def _decide(self, job: Job, outcome: Outcome) -> Change:
+        task = self._tasks.get(job.task)
+        return settle(job, outcome, task.backoff if task else Backoff(), chance=random.random())
+
+    async def _write(self, changes: list[Change]) -> set[str]:
+        """Write a batch. While the database is away, wait for it as long as the lease lives."""
+        pause = 0.05
+        while True:
+            try:
+                return await self._database.arun(store.apply, changes)
+            except Refused as error:
+                return await self._bisect(changes, error)
+            except DatabaseUnavailable as error:
+                if not self._alive():
+                    return self._give_up(changes, error)
+                emit(_trouble("finish.waits", error, len(changes)))
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 1.0)
+
+    async def _bisect(self, changes: list[Change], error: Refused) -> set[str]:
+        """The database refuses the batch: find the one bad change, and let it fail alone."""
+        if len(changes) == 1:
+            emit(_trouble("finish.refused", error, 1, changes[0]))
+            return set()
+        taken: set[str] = set()
+        for half in halves(changes):
+            taken |= await self._write(list(half))
+        return taken
+
+    def _give_up(self, changes: list[Change], error: DatabaseUnavailable) -> set[str]:
+        """The lease is over and the database away: others will run these jobs again."""
+        emit(_trouble("finish.given_up", error, len(changes), changes[0]))
+        return set()
+
+    # --- what did not take ------------------------------------------------------------------------------------------
+
+    async def _look_again(self, job: Job, outcome: Outcome, change: Change) -> None:
+        for _ in range(10):
+            found, ours = await self._find(change)
+            if ours:
+                return self._report([change])
+            if found is None or (found.attempt, found.worker) != (job.attempt, job.worker):
+                return await self._refused(change, found)
+            if found.state == job.state:
+                outcome = Raised(plain_error("Unwritable", "the database refused how this attempt ended"))
+            job = found
+            change = self._decide(job, outcome)
+            if await self._write([change]):
+                return self._report([change])
+        return await self._refused(change, None)
+
+    async def _find(self, change: Change) -> tuple[Job | None, bool]:
+        while True:
+            try:
+                return await self._database.arun(store.look, change)
+            except DatabaseUnavailable:
+                if not self._alive():
+                    return None, False
+                await asyncio.sleep(0.2)
+
+    async def _refused(self, change: Change, found: Job | None) -> None:
+        """We have lost this job: say so, and keep what we would have written."""
+        refusal = store.refusal_of(change, found)
+        emit(
+            Happened(
+                name="job.refused",
+                level=logging.WARNING,
+                job=change.id,
+                attempt=change.attempt,
+                worker=change.worker,
+                fields={
+                    "event": change.event,
+                    "expected": refusal.expected,
+                    "found": refusal.found,
+                    "found_attempt": refusal.found_attempt,
+                },
+            )
+        )
+        while True:
+            try:
+                await self._database.arun(store.refuse, [refusal])
+            except DatabaseUnavailable:
+                if not self._alive():
+                    return
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+    def _report(self, changes: Sequence[Change]) -> None:
+        self._applied(changes)
+        for change in changes:
+            level = LEVELS.get(change.event, logging.INFO)
+            if wanted(level):
+                emit(told(change, level))
+
+
+def told(change: Change, level: int) -> Happened:
+    """A change that took, as an event."""
+    fields: dict[str, Any] = {"move": change.arrow, "reason": change.reason, "error": _headline(change)}
+    if change.event is Event.RETRY:
+        fields["delay"] = change.delay
+    return Happened(
+        name=f"job.{change.event}",
+        level=level,
+        job=change.id,
+        attempt=change.attempt,
+        worker=change.worker,
+        fields=fields,
+    )
+
+
+def _headline(change: Change) -> str | None:
+    if change.error is None:
+        return None
+    try:
+        error = msgspec.json.decode(change.error, type=ErrorText)
+    except msgspec.MsgspecError:
+        return change.error[:200]
+    return f"{error.type}: {error.message}"[:200]
+
+
+def _trouble(name: str, error: Exception, count: int, change: Change | None = None) -> Happened:
+    return Happened(
+        name=name,
+        level=logging.ERROR if change else logging.WARNING,
+        job=change.id if change else None,
+        attempt=change.attempt if change else None,
+        fields={"jobs": count, "error": str(error).splitlines()[0]},
+    )

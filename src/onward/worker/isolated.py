@@ -1,0 +1,115 @@
+"""The other side of `isolation.py`: a process that runs one attempt at a time and ends with its parent.
+
+Started as `python -m onward.worker.isolated FD PARENT`, with the app's target in the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from onward.app import Onward
+from onward.current import Current
+from onward.policy import Outcome, Rejected
+from onward.worker.body import error_text, run_async_body, run_body
+from onward.worker.isolation import LENGTH, Cancel, Order, Run, frame
+from onward.worker.loading import load_app
+
+
+def main() -> None:
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = socket.socket(fileno=fd)
+    try:
+        app = load_app(os.environ["ONWARD_TARGET"])
+    except BaseException as error:
+        _refuse(link, error)
+        raise
+    _Server(link, app).serve()
+
+
+def die_with(parent: int) -> None:
+    """End when the parent ends, even while code holds the interpreter: the kernel sees to it where it can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _refuse(link: socket.socket, error: BaseException) -> None:
+    """The app cannot be loaded here: say so as the first attempt's outcome."""
+    link.sendall(frame(Rejected(error_text(error))))
+
+
+class _Server:
+    """Runs what it is sent, on the main thread; a thread of its own listens for requests to stop."""
+
+    def __init__(self, link: socket.socket, app: Onward) -> None:
+        self._link = link
+        self._app = app
+        self._current: Current | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._body: asyncio.Task[Outcome] | None = None
+        self._orders: list[Run] = []
+        self._ready = threading.Semaphore(0)
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, daemon=True).start()
+        while True:
+            self._ready.acquire()
+            self._link.sendall(frame(self._run(self._orders.pop(0))))
+
+    def _run(self, order: Run) -> Outcome:
+        task = self._app.find_task(order.job.task)
+        self._current = Current(order.job)
+        if not task.is_async:
+            return run_body(task, order.job, self._current)
+        return asyncio.run(self._run_async(task, order, self._current))
+
+    async def _run_async(self, task: Any, order: Run, current: Current) -> Outcome:
+        self._loop = asyncio.get_running_loop()
+        self._body = asyncio.create_task(run_async_body(task, order.job, current))
+        return await self._body
+
+    def _listen(self) -> None:
+        while True:
+            match self._receive():
+                case Run() as order:
+                    self._orders.append(order)
+                    self._ready.release()
+                case Cancel(harder=harder):
+                    self._cancel(harder)
+
+    def _cancel(self, harder: bool) -> None:
+        if self._current is not None:
+            self._current.cancel_token.request()
+        if harder and self._body is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._body.cancel)
+
+    def _receive(self) -> Order:
+        size = int.from_bytes(self._exactly(LENGTH), "big")
+        return msgspec.msgpack.decode(self._exactly(size), type=Order)
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = self._link.recv(size - len(data))
+            if not piece:
+                os._exit(0)  # the parent is gone
+            data += piece
+        return data
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Keeper: finds vanished workers, takes their jobs back, and prunes what is old. Safe on every worker at once, no leader.
+
+A worker is declared lost when its lease is over on the database's clock *and* this keeper has seen that same lease unchanged
+for a lease's length on its own monotonic clock, so that a step of the database's clock declares nobody lost. A free lock
+file is proof of death by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from onward.config import Settings
+from onward.errors import DatabaseError
+from onward.events import Happened, emit
+from onward.job import Change, Job
+from onward.lifecycle import JobState
+from onward.policy import recover
+from onward.store import store
+from onward.store.database import Database
+from onward.store.store import Lease
+from onward.worker.body import plain_error
+
+KEEP_WORKERS = 7 * 86_400.0
+
+
+class Keeper:
+    """Keeps one database in order.
+
+    Args:
+        database: which.
+        settings: lease, sweep, retention.
+        own: the workers whose life is known better here than in the database.
+    """
+
+    def __init__(self, database: Database, settings: Settings, own: Callable[[], Iterable[str]]) -> None:
+        self._database = database
+        self._settings = settings
+        self._own = own
+        self._seen: dict[str, tuple[float, float]] = {}
+        self._pruned = float("-inf")
+
+    async def run(self) -> None:
+        """Sweep and prune for ever."""
+        while True:
+            with contextlib.suppress(DatabaseError):
+                await self.sweep()
+                await self._prune()
+            await asyncio.sleep(self._settings.sweep)
+
+    # --- sweep ------------------------------------------------------------------------------------------------------
+
+    async def sweep(self) -> list[Change]:
+        """Declare vanished workers lost and take back every job whose worker is gone; returns the changes."""
+        now = time.monotonic()
+        leases = await self._database.aread(store.leases)
+        for lease, reason, proven in self.vanished(leases, now):
+            await self._lose(lease, reason, proven)
+        return await self.take_back()
+
+    def vanished(self, leases: list[Lease], now: float) -> list[tuple[Lease, str, bool]]:
+        """Which workers are gone, why we think so, and whether that is proven."""
+        self._seen = {
+            lease.worker: self._first_seen(lease, now) for lease in leases
+        }
+        gone: list[tuple[Lease, str, bool]] = []
+        own = set(self._own())
+        for lease in leases:
+            if lease.worker in own:
+                continue
+            if lease.lock_path is not None and is_free(lease.lock_path):
+                gone.append((lease, "its process is gone: its lock is free", True))
+            elif lease.over and now - self._seen[lease.worker][1] >= self._patience:
+                gone.append((lease, "its lease ran out: no sign of life", False))
+        return gone
+
+    @property
+    def _patience(self) -> float:
+        """How long a lease must have been seen unchanged. A sweep's length less than a lease, because it may have been
+        renewed that long before it was first seen."""
+        return max(self._settings.lease - self._settings.sweep, self._settings.lease / 2)
+
+    def _first_seen(self, lease: Lease, now: float) -> tuple[float, float]:
+        known = self._seen.get(lease.worker)
+        return known if known is not None and known[0] == lease.until else (lease.until, now)
+
+    async def _lose(self, lease: Lease, reason: str, proven: bool) -> None:
+        seen = None if proven else lease.until
+        if await self._database.arun(store.lose, lease.worker, reason, seen):
+            emit(
+                Happened(
+                    name="worker.lost", level=logging.ERROR, worker=lease.worker, fields={"reason": reason}
+                )
+            )
+            remove_lock(lease.lock_path)
+
+    async def take_back(self) -> list[Change]:
+        """Recover every job whose worker is neither active nor draining."""
+        done: list[Change] = []
+        while True:
+            changes = await self._database.arun(store.sweep, decide_loss)
+            for change in changes:
+                emit(_recovered(change))
+            done += changes
+            if not changes:
+                return done
+
+    # --- prune ------------------------------------------------------------------------------------------------------
+
+    async def _prune(self) -> None:
+        now = time.monotonic()
+        if now - self._pruned < self._settings.prune_every:
+            return
+        self._pruned = now
+        for state, keep in kept(self._settings):
+            while await self._database.arun(store.prune, state, keep, self._settings.prune_step):
+                await asyncio.sleep(0.02)
+        await self._database.arun(store.prune_workers, KEEP_WORKERS)
+
+
+def kept(settings: Settings) -> list[tuple[JobState, float]]:
+    """For how long finished jobs are kept, in seconds; those kept for ever are left out. Dead jobs are never pruned."""
+    wanted = {JobState.SUCCEEDED: settings.keep_succeeded, JobState.CANCELLED: settings.keep_cancelled}
+    return [(state, keep) for state, keep in wanted.items() if keep is not None]
+
+
+def decide_loss(job: Job, reason: str) -> Change:
+    """What becomes of a job whose worker is gone."""
+    return recover(job, plain_error("WorkerLost", f"worker {job.worker} vanished: {reason}"))
+
+
+def hold_lock(path: str) -> int:
+    """Take a lock that lasts as long as this process; children started by exec do not have it. Returns its descriptor."""
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd
+
+
+def is_free(path: str) -> bool:
+    """Whether a lock file is there and nobody holds it: its process is dead."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def remove_lock(path: str | None) -> None:
+    if path is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _recovered(change: Change) -> Happened:
+    return Happened(
+        name=f"job.{change.event}",
+        level=logging.WARNING,
+        job=change.id,
+        attempt=change.attempt,
+        worker=change.worker,
+        fields={"move": change.arrow, "reason": "its worker vanished"},
+    )

@@ -1,0 +1,84 @@
+"""Where to claim next: pure bookkeeping over (queue, priority) lanes, without clock or I/O.
+
+The claim goes on where the last one ended, because the entries before that place are dead weight while a long transaction
+holds back vacuum. What can land behind the place (late commits, retries, released and recovered jobs, rows that were locked)
+is found by a full look: after a short claim, on every wake-up, and at least every max(1 s, 20 x what a full look costs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onward.store.store import FIRST_ID, Claimed, Lane
+
+START = (0.0, FIRST_ID)
+
+LEAST_GAP = 1.0
+COST_FACTOR = 20.0
+
+CHEAP = 0.01
+"""A full look that takes less than so many seconds may be made whenever there is reason to."""
+
+
+class Lanes:
+    """The lanes that are worth claiming from, the highest priority first, each with the place where to go on."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, int], tuple[float, str]] = {}
+        self._turn = 0
+        self._looked = float("-inf")
+        self._cost = 0.0
+        self._stale = True
+        self.next_due = float("inf")
+
+    def want_look(self, now: float) -> bool:
+        """Whether a full look is due."""
+        return self._stale or now - self._looked >= self.gap
+
+    @property
+    def gap(self) -> float:
+        """The longest time between two full looks: a due job is claimed within it."""
+        return max(LEAST_GAP, COST_FACTOR * self._cost)
+
+    def may_look(self, now: float) -> bool:
+        """Whether a full look may be made now, so that expensive ones take a small share of the time."""
+        return self._cost < CHEAP or now - self._looked >= COST_FACTOR * self._cost
+
+    def spoil(self) -> None:
+        """Something may have landed behind the places."""
+        self._stale = True
+
+    def looked(self, lanes: Sequence[Lane], now: float) -> None:
+        """A full look found these lanes: start each from its beginning."""
+        due = [lane for lane in lanes if lane.due_in <= 0]
+        self._turn += 1
+        queues = sorted({lane.queue for lane in due})
+        due.sort(key=lambda lane: (-lane.priority, self._rank(lane.queue, queues)))
+        self._places = {(lane.queue, lane.priority): START for lane in due}
+        self.next_due = min((lane.due_in for lane in lanes if lane.due_in > 0), default=float("inf"))
+        self._looked = now
+        self._stale = False
+
+    def _rank(self, queue: str, queues: Sequence[str]) -> int:
+        """Queues of one priority take turns at being first."""
+        return (queues.index(queue) + self._turn) % len(queues)
+
+    def cost(self, seconds: float) -> None:
+        """What the last full look took, claims from the start included."""
+        self._cost = seconds
+
+    def order(self) -> list[tuple[tuple[str, int], tuple[float, str]]]:
+        """The lanes to claim from, in order, each with the place after which to go on."""
+        return list(self._places.items())
+
+    def claimed(self, lane: tuple[str, int], got: Sequence[Claimed], asked: int) -> None:
+        """A claim from this lane got these jobs."""
+        if got:
+            self._places[lane] = (got[-1].run_at, got[-1].job.id)
+        if len(got) < asked:
+            self._places.pop(lane, None)
+            self._stale = self._stale or bool(got)
+
+    @property
+    def empty(self) -> bool:
+        return not self._places

@@ -1,0 +1,107 @@
+"""From `module:app` to the app. The only place where user code is imported, and only by the name that the operator gave."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from onward.app import Onward
+from onward.errors import AppNotFound
+
+
+def load_app(target: str) -> Onward:
+    """The app that a target names.
+
+    Args:
+        target: `package.module:app`, or `package.module` where the module has one app, or `path/to/file.py:app`.
+
+    Raises:
+        AppNotFound: it leads to no app; the reason and the nearest thing are named.
+    """
+    place, _, name = target.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module = _module(place, target)
+    return _named(module, name, target) if name else _only(module, target)
+
+
+def target_of(app: Onward) -> str | None:
+    """A target by which another process finds this app; None: it is not at the top of any module."""
+    for function in [task.function for task in app.tasks.values()]:
+        module = sys.modules.get(function.__module__)
+        names = [name for name, value in vars(module).items() if value is app] if module else []
+        if module is None or not names:
+            continue
+        if module.__name__ != "__main__":
+            return f"{module.__name__}:{names[0]}"
+        if file := getattr(module, "__file__", None):
+            return f"{Path(file).absolute()}:{names[0]}"
+    return None
+
+
+def _module(place: str, target: str) -> ModuleType:
+    if place.endswith(".py"):
+        return _from_file(Path(place), target)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and not (place + ".").startswith(error.name + "."):
+            raise
+        raise AppNotFound(
+            f"there is no module {place!r} to take the app from",
+            why=f"Python looked in {os.getcwd()} and in its own path",
+            fix=f"run it from the folder that holds {place.partition('.')[0]}.py",
+        ) from error
+
+
+def _from_file(path: Path, target: str) -> ModuleType:
+    if not path.exists():
+        raise AppNotFound(f"there is no file {path}", why=f"the target is {target!r}")
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    return importlib.import_module(name)
+
+
+def _named(module: ModuleType, name: str, target: str) -> Onward:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, Onward):
+        return found
+    raise AppNotFound(
+        f"{target!r} is no Onward app",
+        why=f"{module.__name__}.{name} is {'missing' if found is None else type(found).__name__}",
+        fix=_advice(module),
+    )
+
+
+def _only(module: ModuleType, target: str) -> Onward:
+    apps = _apps(module)
+    if len(apps) == 1:
+        return apps[0][1]
+    raise AppNotFound(
+        f"{target!r} does not say which app",
+        why=f"the module has {len(apps)} apps at its top level",
+        fix=_advice(module),
+    )
+
+
+def _apps(module: ModuleType) -> list[tuple[str, Onward]]:
+    found = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, Onward)}
+    return list(found.values())
+
+
+def _advice(module: ModuleType) -> str:
+    names = [name for name, _ in _apps(module)]
+    if names:
+        return f"onward worker {module.__name__}:{names[0]}"
+    return f"write `app = Onward()` at the top level of {module.__name__}"

@@ -1,0 +1,296 @@
+"""The worker: the stages joined together, on one loop of one process.
+
+listener → claimer → executor → finisher: a hint wakes the claimer, the claimer fills free slots, the executor runs bodies,
+the finisher writes how they ended. Heart and keeper run elsewhere (in the supervisor, or in a thread of an embedded worker),
+where no user code can hinder them; the board is what both sides see of each other.
+
+A worker that has lost its lease stops, whatever runs: what it holds is no longer its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from onward.app import Onward
+from onward.config import Settings
+from onward.errors import DatabaseError
+from onward.events import Happened, emit
+from onward.job import Change
+from onward.lifecycle import Event
+from onward.store import store
+from onward.store.database import Database
+from onward.worker.board import Board
+from onward.worker.claimer import Claimer
+from onward.worker.executor import HOLD, Executor
+from onward.worker.finisher import Finisher
+from onward.worker.held import Why
+from onward.worker.isolation import Isolation
+from onward.worker.listener import listen
+
+LAST_WORDS = 1.0
+"""Seconds that interrupted bodies get to clean up before the process ends."""
+
+STALE_BACKLOG = 1.0
+"""A claimed job that has not begun after so many seconds is given back: its neighbours turned out to be long."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What a worker is to do."""
+
+    id: str
+    queues: Mapping[str, int | None]
+    concurrency: int
+    until_empty: bool = False
+
+
+class Worker:
+    """Runs jobs of one app until it is stopped.
+
+    Args:
+        app: whose tasks.
+        plan: which queues, how many slots.
+        board: shared with whoever beats for this worker.
+        isolation: runs attempts in processes of their own.
+    """
+
+    def __init__(self, app: Onward, plan: Plan, board: Board, isolation: Isolation) -> None:
+        self._plan = plan
+        self._settings: Settings = app.settings
+        self._database: Database = app.database
+        self._board = board
+        self._stop = asyncio.Event()
+        self._now = asyncio.Event()
+        self._unknown: set[tuple[str, int]] = set()
+        self._grace: float | None = None
+        self.finisher = Finisher(self._database, app.tasks, self._alive, self._applied)
+        self.executor = Executor(
+            app.tasks,
+            plan.concurrency,
+            self._settings,
+            board,
+            isolation,
+            self.finisher.put,
+        )
+        self.claimer = Claimer(
+            self._database,
+            plan.id,
+            list(app.tasks),
+            plan.queues,
+            self._settings.poll,
+            room=self._room,
+            running=lambda queue: self.executor.by_queue[queue],
+            start=self.executor.start,
+        )
+
+    # --- from outside -----------------------------------------------------------------------------------------------
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stop in order: claim no more, let running jobs end within the grace. A second call stops at once."""
+        if self._stop.is_set():
+            self._now.set()
+        self._grace = grace
+        self._stop.set()
+        self.claimer.stop()
+
+    def stop_now(self) -> None:
+        """Give everything back and stop."""
+        self.stop()
+        self._now.set()
+
+    async def run(self) -> str:
+        """Run until stopped; returns why it ended: `stopped`, `empty`, `lost` or `full` (of bodies that never end)."""
+        stages = [
+            asyncio.create_task(keep_going("claimer", self.claimer.run)),
+            asyncio.create_task(keep_going("finisher", self.finisher.run)),
+            asyncio.create_task(keep_going("listener", self._listen)),
+            asyncio.create_task(keep_going("custodian", self._look_after)),
+        ]
+        try:
+            why = await self._until_end()
+            if why == "lost":
+                await self._leave_as_lost()
+            else:
+                await self._leave_in_order(why)
+            return why
+        finally:
+            for stage in stages:
+                stage.cancel()
+            await asyncio.gather(*stages, return_exceptions=True)
+            await self.executor.close()
+
+    # --- wiring -----------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        await listen(self._database, self.claimer.wake, self.claimer.idle)
+
+    def _room(self) -> int:
+        """Free slots; a finisher that cannot write any more makes claims wait."""
+        if self.finisher.backlog > 2 * self._plan.concurrency + 5_000:
+            return 0
+        return self.executor.room()
+
+    def _alive(self) -> bool:
+        """Whether the lease may still be live, on this machine's monotonic clock."""
+        return not self._board.lost and time.monotonic() - self._board.last_beat < self._settings.lease
+
+    def _applied(self, changes: Sequence[Change]) -> None:
+        """Changes took: jobs that went back to the queue may be due again behind the claimer's place."""
+        if any(change.event in {Event.RELEASE, Event.SNOOZE, Event.RETRY} for change in changes):
+            self.claimer.wake()
+        else:
+            self.claimer.poke()
+
+    # --- look after what is held ------------------------------------------------------------------------------------
+
+    async def _look_after(self) -> None:
+        """Once a second: cancels, held retries, backlog; with every beat, what the database says we own."""
+        compared = time.monotonic()
+        while True:
+            await asyncio.sleep(self._settings.cancel_poll)
+            if self.executor.held:
+                self.executor.ask_cancel(
+                    await self._database.aread(store.cancelling, self._plan.id)
+                )
+            self.executor.release_backlog("its neighbours are long", STALE_BACKLOG)
+            await self._hold_retries()
+            if time.monotonic() - compared >= self._settings.beat:
+                compared = time.monotonic()
+                await self._compare()
+
+    async def _hold_retries(self) -> None:
+        for job, attempt in list(self.executor.abandoned):
+            await self._database.arun(store.hold, job, attempt + 1, HOLD)
+
+    async def _compare(self) -> None:
+        """A job that the database says we own and that we do not hold, twice in a row, is one whose claim's answer was
+        lost: it is run. One that we hold and do not own any more will be refused when it ends."""
+        owned = await self._database.aread(store.owned, self._plan.id)
+        held = self.executor.ids() | self.finisher.ids()
+        strange = {(job.id, job.attempt): job for job in owned if job.id not in held}
+        adopted = [job for key, job in strange.items() if key in self._unknown]
+        self._unknown = set(strange)
+        if adopted and not self.claimer.in_flight and not self._stop.is_set():
+            self._unknown = set()
+            for job in adopted:
+                emit(
+                    Happened(
+                        name="job.adopted",
+                        level=logging.WARNING,
+                        job=job.id,
+                        attempt=job.attempt,
+                        worker=self._plan.id,
+                    )
+                )
+            self.executor.start(adopted)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    async def _until_end(self) -> str:
+        """Wait for a reason to end; meanwhile show that the loop turns."""
+        while True:
+            self._board.tick_loop(time.monotonic())
+            try:
+                async with asyncio.timeout(min(0.2, self._settings.beat / 4)):
+                    await self._stop.wait()
+            except TimeoutError:
+                pass
+            else:
+                return "stopped"
+            if not self._alive():
+                return "lost"
+            if len(self.executor.abandoned) > self._plan.concurrency:
+                return "full"
+            if self._plan.until_empty and await self._nothing_left():
+                return "empty"
+
+    async def _nothing_left(self) -> bool:
+        if not self.executor.idle or self.finisher.backlog or self.claimer.empty_looks < 2:
+            return False
+        lanes = await self._database.aread(store.lanes, list(self._plan.queues))
+        return not any(lane.due_in <= 0 for lane in lanes) or self.claimer.empty_looks > 5
+
+    async def _leave_in_order(self, why: str) -> None:
+        """Let running jobs end within the grace, give back the rest in the last write, and say that we have stopped."""
+        self.claimer.stop()
+        self.executor.release_backlog("shutdown")
+        await self._quietly(store.drain, self._plan.id)
+        await self._drain(self._settings.grace if self._grace is None else self._grace)
+        if not self.executor.idle:
+            self.executor.interrupt_all(Why.SHUTDOWN)
+            await self.executor.empty(0.2 if self._now.is_set() else LAST_WORDS)
+        self.executor.release_rest("shutdown")
+        await self.finisher.flush(self._settings.lease)
+        await self._quietly(store.stop, self._plan.id, why)
+        self._board.say_stopped()
+
+    async def _drain(self, grace: float) -> None:
+        end = time.monotonic() + grace
+        while time.monotonic() < end and not self._now.is_set():
+            self._board.tick_loop(time.monotonic())
+            if await self.executor.empty(min(0.1, max(0.0, end - time.monotonic()))):
+                if not self.claimer.in_flight:
+                    return
+                await asyncio.sleep(0.01)
+
+    async def _leave_as_lost(self) -> None:
+        """Our jobs belong to others now. Bodies that end within a moment still report, and what they report is refused
+        and kept; the others are interrupted."""
+        emit(Happened(name="worker.lost", level=logging.ERROR, worker=self._plan.id))
+        self.claimer.stop()
+        await self.executor.empty(LAST_WORDS)
+        self.executor.interrupt_all(Why.LOST)
+        await self.executor.empty(LAST_WORDS)
+        self.executor.release_rest("lost")
+        await self.finisher.flush(5.0)
+
+    async def _quietly(self, op: Callable[..., Any], *args: Any) -> None:
+        """Tell the database, if it listens: when it does not, the lease will say the same."""
+        try:
+            async with asyncio.timeout(5.0):
+                await self._database.arun(op, *args)
+        except (DatabaseError, TimeoutError) as error:
+            emit(_unheard(self._plan.id, error))
+
+
+async def keep_going(name: str, step: Callable[[], Awaitable[None]]) -> None:
+    """Run a stage for ever: an error in it is shown, and after a pause it goes on. Never a silent stall."""
+    pause = 0.1
+    while True:
+        began = time.monotonic()
+        try:
+            await step()
+        except DatabaseError as error:
+            emit(_stumbled(name, error, logging.WARNING))
+        except Exception as error:
+            emit(_stumbled(name, error, logging.ERROR))
+            logging.getLogger("onward").debug("stage %s", name, exc_info=True)
+        else:
+            return
+        pause = 0.1 if time.monotonic() - began > 10 else min(pause * 2, 5.0)
+        await asyncio.sleep(pause)
+
+
+def _stumbled(name: str, error: Exception, level: int) -> Happened:
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return Happened(name="stage.stumbled", level=level, fields={"stage": name, "error": text})
+
+
+def _unheard(worker: str, error: Exception) -> Happened:
+    text = str(error).splitlines()[0] if str(error) else "no answer in time"
+    return Happened(
+        name="worker.unheard", level=logging.WARNING, worker=worker, fields={"error": text}
+    )
+
+
+def queues_of(app: Onward, queues: Sequence[tuple[str, int | None]] | None) -> dict[str, int | None]:
+    """The queues to serve: those given, else those of the app's tasks and `default`."""
+    if queues:
+        return dict(queues)
+    return dict.fromkeys(sorted({"default", *(task.options.queue for task in app.tasks.values())}))
+
