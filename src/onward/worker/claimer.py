@@ -136,9 +136,9 @@ class Claimer:
                 got += await self._claim_lane(lane, after, asked)
             if got >= room:
                 break
-        if full:
+        if full and not got:
             self._lanes.cost(time.monotonic() - began)
-            await self._tell_unknown(got)
+            await self._tell_unknown()
         return got
 
     async def _claim_lane(self, lane: tuple[str, int], after: tuple[float, str], asked: int) -> int:
@@ -155,11 +155,11 @@ class Claimer:
         limit = self._queues[queue]
         return MOST_PER_CLAIM if limit is None else limit - self._running(queue)
 
-    async def _tell_unknown(self, got: int) -> None:
+    async def _tell_unknown(self) -> None:
         """Due jobs that cannot be claimed are of tasks that this worker does not know: say so, now and then."""
         now = time.monotonic()
         found, self._found_due = self._found_due, False
-        if got or not found or now - self._told_unknown < TELL_UNKNOWN_EVERY:
+        if not found or now - self._told_unknown < TELL_UNKNOWN_EVERY:
             return
         self._told_unknown = now
         for queue, task, count in await self._database.aread(store.read, "waiting_tasks"):

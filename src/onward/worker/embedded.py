@@ -17,19 +17,17 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-import msgspec
-
 from onward.app import Onward
 from onward.ids import new_id
 from onward.store import store
 from onward.store.store import Registration
 from onward.version import version
 from onward.worker.board import Board
-from onward.worker.heart import Heart
 from onward.worker.isolation import Isolation
-from onward.worker.keeper import Keeper, hold_lock, remove_lock
-from onward.worker.loading import target_of
-from onward.worker.worker import Plan, Worker, keep_going, queues_of
+from onward.worker.keeper import hold_lock, remove_lock
+from onward.worker.loading import app_options, target_of
+from onward.worker.steward import Steward
+from onward.worker.worker import Plan, Worker, queues_of
 
 
 class EmbeddedWorker:
@@ -128,7 +126,7 @@ class EmbeddedWorker:
         lock_path = None if folder is None else str(folder / f".onward-{self.id}.lock")
         lock = None if lock_path is None else hold_lock(lock_path)
         board = Board(2 * self._concurrency + 64)
-        steward = _Steward(app, self.id, board)
+        steward = Steward(app.database, app.settings, self.id, board)
         try:
             board.beat(time.monotonic())
             await app.database.arun(store.register, self._registration(lock_path))
@@ -170,48 +168,3 @@ class EmbeddedWorker:
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
-
-
-class _Steward:
-    """Heart and keeper on a thread and a loop of their own."""
-
-    def __init__(self, app: Onward, worker: str, board: Board) -> None:
-        self._app = app
-        self._heart = Heart(app.database, app.settings.lease, app.settings.beat)
-        self._heart.boards[worker] = board
-        self._keeper = Keeper(app.database, app.settings, lambda: [worker])
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="onward-steward", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        if not self._thread.is_alive():
-            return
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._end)
-        self._thread.join(10)
-
-    def _end(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        with contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._live())
-        with contextlib.suppress(Exception):
-            self._loop.run_until_complete(self._app.database.close_loop())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
-
-    async def _live(self) -> None:
-        await asyncio.gather(
-            keep_going("heart", self._heart.run), keep_going("keeper", self._keeper.run)
-        )
-
-
-def app_options(app: Onward) -> str:
-    """What a process of its own needs to open the same database, as JSON."""
-    return msgspec.json.encode({"url": app.url, **app.options}).decode()

@@ -22,7 +22,7 @@ from onward.current import Current
 from onward.policy import Outcome, Rejected
 from onward.worker.body import error_text, run_async_body, run_body
 from onward.worker.isolation import LENGTH, Cancel, Order, Run, frame
-from onward.worker.loading import load_app
+from onward.worker.loading import load_app, point_at
 
 
 def main() -> None:
@@ -32,6 +32,7 @@ def main() -> None:
     link = socket.socket(fileno=fd)
     try:
         app = load_app(os.environ["ONWARD_TARGET"])
+        point_at(app, os.environ["ONWARD_OPTIONS"])
     except BaseException as error:
         _refuse(link, error)
         raise

@@ -16,7 +16,7 @@ START = (0.0, FIRST_ID)
 LEAST_GAP = 1.0
 COST_FACTOR = 20.0
 
-CHEAP = 0.01
+CHEAP = 0.025
 """A full look that takes less than so many seconds may be made whenever there is reason to."""
 
 
@@ -28,6 +28,7 @@ class Lanes:
         self._turn = 0
         self._looked = float("-inf")
         self._cost = 0.0
+        self._last_cost = 0.0
         self._stale = True
         self.next_due = float("inf")
 
@@ -64,8 +65,9 @@ class Lanes:
         return (queues.index(queue) + self._turn) % len(queues)
 
     def cost(self, seconds: float) -> None:
-        """What the last full look took, claims from the start included."""
-        self._cost = seconds
+        """What the last full look took that found nothing, claims from the start included. One slow look (a new connection,
+        a busy machine) does not count yet: the cheaper of two does."""
+        self._cost, self._last_cost = min(seconds, self._last_cost), seconds
 
     def order(self) -> list[tuple[tuple[str, int], tuple[float, str]]]:
         """The lanes to claim from, in order, each with the place after which to go on."""

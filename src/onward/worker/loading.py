@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from onward.app import Onward
 from onward.errors import AppNotFound
 
@@ -42,6 +44,18 @@ def target_of(app: Onward) -> str | None:
         if file := getattr(module, "__file__", None):
             return f"{Path(file).absolute()}:{names[0]}"
     return None
+
+
+def app_options(app: Onward) -> str:
+    """What a process of its own needs to open the same database, as JSON."""
+    return msgspec.json.encode({"url": app.url, **app.options}).decode()
+
+
+def point_at(app: Onward, options: str) -> None:
+    """Have an app use the database of another process's app, as `app_options` tells it."""
+    found: dict[str, Any] = msgspec.json.decode(options)
+    if found:
+        app.use(found.pop("url"), **found)
 
 
 def _module(place: str, target: str) -> ModuleType:
