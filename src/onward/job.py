@@ -1,8 +1,9 @@
 """A job as a decision sees it, and the change that a decision makes of it.
 
-`Job.move` is the only maker of a `Change`, so no code can ask the store for a move that the table does not have.
-A Change says what the writer saw (state, attempt, owner); the store writes it only where the row is still so. It
-carries durations, never times: the database's clock turns them into times.
+`Job.move` is the only maker of a `Change`, so no code can ask the store for a move that the table
+does not have. A Change says what the writer saw (state, attempt, owner); the store writes it only
+where the row is still so. It carries durations, never times: the database's clock turns them into
+times.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from onward.lifecycle import (
 class NewJob(Struct, frozen=True, kw_only=True):
     """A job on its way into the store.
 
-    `run_at` is in seconds since the epoch, `delay` and `timeout` are in seconds. With neither `run_at` nor `delay`
-    the job is due at once.
+    `run_at` is in seconds since the epoch, `delay` and `timeout` are in seconds. With neither
+    `run_at` nor `delay` the job is due at once.
     """
 
     id: str
@@ -84,7 +85,9 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A job as one reader saw it. `failures` and `losses` count since `budget_from`; `timeout` is in seconds."""
+    """A job as one reader saw it. `failures` and `losses` count since `budget_from`; `timeout` is
+    in seconds.
+    """
 
     id: str
     task: str

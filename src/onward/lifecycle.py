@@ -1,8 +1,9 @@
 """The life of a job, of an attempt and of a worker: every state, every event, every legal move.
 
-This is the file to read first. A move that is missing from these tables does not exist: `Job.move` raises
-`IllegalTransition`, the conditional write changes no row, and the database's trigger refuses it. `onward lifecycle`,
-`docs/lifecycle.md` and the diagrams are made from here. Nothing here does I/O.
+This is the file to read first. A move that is missing from these tables does not exist: `Job.move`
+raises `IllegalTransition`, the conditional write changes no row, and the database's trigger refuses
+it. `onward lifecycle`, `docs/lifecycle.md` and the diagrams are made from here. Nothing here does
+I/O.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class WorkerState(StrEnum):
 
 
 class Event(StrEnum):
-    """The name of a job's move. Several lead to one state; logs, metrics and history tell them apart by the event."""
+    """The name of a job's move. Several lead to one state; logs, metrics and history tell them
+    apart by the event.
+    """
 
     ENQUEUE = "enqueue"
     UNBLOCK = "unblock"
@@ -138,7 +141,9 @@ WORKER_MOVES: Mapping[tuple[WorkerState, WorkerEvent], WorkerState] = {
     (WorkerState.DRAINING, WorkerEvent.STOP): WorkerState.STOPPED,
     (WorkerState.DRAINING, WorkerEvent.LOSE): WorkerState.LOST,
 }
-"""Every legal move of a worker. One that was stopped or lost never comes back: a new start is a new worker."""
+"""Every legal move of a worker. One that was stopped or lost never comes back: a new start is a new
+worker.
+"""
 
 OWNED: frozenset[JobState] = frozenset({_J.RUNNING, _J.CANCELLING})
 """The states in which a worker owns the job."""
@@ -183,5 +188,7 @@ def allowed_events(state: JobState) -> list[Event]:
 
 
 def mints_attempt(before: JobState, after: JobState) -> bool:
-    """Whether a move opens the next attempt: attempt n+1 is minted when attempt n is behind the job."""
+    """Whether a move opens the next attempt: attempt n+1 is minted when attempt n is behind the
+    job.
+    """
     return before in {_J.RUNNING, _J.DEAD} and after in BORN

@@ -1,7 +1,9 @@
-"""Decisions: how an attempt ended, and what becomes of its job. Pure: no clock, no chance of its own, no I/O.
+"""Decisions: how an attempt ended, and what becomes of its job. Pure: no clock, no chance of its
+own, no I/O.
 
 In:  a Job as it was seen, an Outcome, the task's Backoff, and a number between 0 and 1 as chance.
-Out: a Change, which the store writes if the job is still as it was seen; otherwise it is decided again.
+Out: a Change, which the store writes if the job is still as it was seen; otherwise it is decided
+    again.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ MAX_DELAY = 10 * 365 * 86_400.0
 
 
 class Backoff(Struct, frozen=True, kw_only=True):
-    """How long to wait before the next try: `base * factor ** failures` seconds, at most `cap`, spread by `jitter`.
+    """How long to wait before the next try: `base * factor ** failures` seconds, at most `cap`,
+    spread by `jitter`.
 
-    Jitter takes away up to its share of the delay ("equal jitter", Marc Brooker, "Exponential Backoff And Jitter",
+    Jitter takes away up to its share of the delay (Marc Brooker, "Exponential Backoff And Jitter",
     AWS Architecture Blog, 2015), so that jobs which failed together do not come back together.
     """
 
@@ -58,19 +61,23 @@ def _bad(name: str, value: float, rule: str) -> InvalidOption:
     return InvalidOption(
         f"Backoff({name}={value}) cannot work: {name} {rule}",
         why="the delay between tries grows from these numbers",
-        fix="Backoff(base=2, factor=3, cap=3600) waits 2, 6, 18, 54 seconds and so on up to an hour",
+        fix="Backoff(base=2, factor=3, cap=3600) waits 2, 6, 18, 54 seconds … up to an hour",
     )
 
 
 class Returned(Struct, frozen=True, tag=True):
-    """The body returned. `result` is its JSON text; follow-ups are jobs enqueued together with this outcome."""
+    """The body returned. `result` is its JSON text; follow-ups are jobs enqueued together with this
+    outcome.
+    """
 
     result: str
     follow_ups: tuple[NewJob, ...] = ()
 
 
 class Raised(Struct, frozen=True, tag=True):
-    """The body raised. `after` (seconds) or `backoff` stand in for the task's; a `final` error is not tried again."""
+    """The body raised. `after` (seconds) or `backoff` stand in for the task's; a `final` error is
+    not tried again.
+    """
 
     error: str
     after: float | None = None
@@ -79,8 +86,9 @@ class Raised(Struct, frozen=True, tag=True):
 
 
 class TimedOut(Struct, frozen=True, tag=True):
-    """The attempt passed its time limit. `abandoned`: its body could not be stopped and may still run; then the next
-    attempt waits at least `hold` seconds, and longer while the body lives."""
+    """The attempt passed its time limit. `abandoned`: its body could not be stopped and may still
+    run; then the next attempt waits at least `hold` seconds, and longer while the body lives.
+    """
 
     error: str
     abandoned: bool = False
@@ -94,7 +102,9 @@ class Crashed(Struct, frozen=True, tag=True):
 
 
 class Rejected(Struct, frozen=True, tag=True):
-    """Stored arguments or the result do not fit the code: another try would meet the same, so there is none."""
+    """Stored arguments or the result do not fit the code: another try would meet the same, so there
+    is none.
+    """
 
     error: str
 
@@ -124,7 +134,9 @@ class Stopped(Struct, frozen=True, tag=True):
 Outcome = (
     Returned | Raised | TimedOut | Crashed | Rejected | Snoozed | Discarded | Released | Stopped
 )
-"""Every way in which a worker that is alive can see an attempt end. A lost worker sees nothing: see `recover`."""
+"""Every way in which a worker that is alive can see an attempt end. A lost worker sees nothing: see
+`recover`.
+"""
 
 
 def settle(job: Job, outcome: Outcome, backoff: Backoff, *, chance: float) -> Change:
@@ -164,7 +176,9 @@ def recover(job: Job, error: str) -> Change:
 
 
 def _cancelled(job: Job, outcome: Outcome) -> Change:
-    """From cancelling every end but success is cancelled. The attempt keeps its own outcome; nothing is charged."""
+    """From cancelling every end but success is cancelled. The attempt keeps its own outcome;
+    nothing is charged.
+    """
     match outcome:
         case Raised(error=error):
             return job.move(Event.CANCEL, ended=AttemptState.FAILED, reason="error", error=error)

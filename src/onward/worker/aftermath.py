@@ -1,5 +1,7 @@
-"""What becomes of the jobs of a process that died, told by its board: not begun is given back, past its time limit has
-timed out, under way at an orderly stop is given back, and everything else is lost."""
+"""What becomes of the jobs of a process that died, told by its board: not begun is given back, past
+its time limit has timed out, under way at an orderly stop is given back, and everything else is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from onward.worker.keeper import decide_loss
 
 
 class Aftermath:
-    """Decides about the jobs of one dead worker; jobs of others that are orphans too are recovered as usual.
+    """Decides about the jobs of one dead worker; jobs of others that are orphans too are recovered
+    as usual.
 
     Args:
         worker: who died.

@@ -1,8 +1,10 @@
-"""The board: what a worker process and its supervisor can see of each other without the other's help.
+"""The board: what a worker process and its supervisor can see of each other without the other's
+help.
 
-A few shared bytes. The worker writes when it last ticked and which attempts have begun, with their deadlines; the supervisor
-writes when it last renewed the lease. Reading needs nobody to answer, so a process that is frozen, or whose loop or
-interpreter is held by one job, is seen as it is. All times are `time.monotonic()`, which the processes of a machine share.
+A few shared bytes. The worker writes when it last ticked and which attempts have begun, with their
+deadlines; the supervisor writes when it last renewed the lease. Reading needs nobody to answer, so
+a process that is frozen, or whose loop or interpreter is held by one job, is seen as it is. All
+times are `time.monotonic()`, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ FOREVER = 1e300
 
 
 class Begun(Struct, frozen=True):
-    """An attempt whose body has begun. `deadline` is when its worker must have ended it (FOREVER: no time limit)."""
+    """An attempt whose body has begun. `deadline` is when its worker must have ended it (FOREVER:
+    no time limit).
+    """
 
     job: str
     attempt: int
@@ -55,7 +59,7 @@ class Board:
         self._map.close()
         os.close(self.fd)
 
-    # --- the worker's side ------------------------------------------------------------------------------------------
+    # --- the worker's side ------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """The process lives: written by a thread of its own."""
@@ -87,7 +91,7 @@ class Board:
         """The worker has stopped in order: its exit is no accident."""
         self._map[_STOPPED] = 1
 
-    # --- the supervisor's side --------------------------------------------------------------------------------------
+    # --- the supervisor's side --------------------------------------------------------------------
 
     def beat(self, now: float) -> None:
         """The lease was renewed by a request made at `now`."""
@@ -97,7 +101,7 @@ class Board:
         """The database has given this worker up: whatever it holds is no longer its own."""
         self._map[_LOST] = 1
 
-    # --- both -------------------------------------------------------------------------------------------------------
+    # --- both -------------------------------------------------------------------------------------
 
     @property
     def last_beat(self) -> float:

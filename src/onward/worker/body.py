@@ -1,7 +1,8 @@
 """The only step that runs user code: from a job to an outcome, whatever the code does.
 
-The same for the loop, for threads and for processes of their own. Every exception that Python can raise leads to a named
-outcome, `SystemExit`, `KeyboardInterrupt`, `MemoryError` and endless recursion among them.
+The same for the loop, for threads and for processes of their own. Every exception that Python can
+raise leads to a named outcome, `SystemExit`, `KeyboardInterrupt`, `MemoryError` and endless
+recursion among them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ async def run_async_body(task: Task[Any, Any], job: Job, current: Current) -> Ou
 
 
 def _returned(task: Task[Any, Any], value: object, current: Current) -> Outcome:
-    """A result that cannot be stored ends the job: the work is done, and another try would return the same."""
+    """A result that cannot be stored ends the job: the work is done, and another try would return
+    the same.
+    """
     try:
         text = task.signature.encode_result(value)
     except OnwardError as error:
@@ -71,7 +74,9 @@ def _outcome_of(task: Task[Any, Any], error: BaseException, current: Current) ->
 
 def _by_rule(task: Task[Any, Any], error: BaseException, current: Current) -> Outcome:
     """What the task says about this kind of exception; the nearest class in its ancestry counts."""
-    rule = next((task.on_error[kind] for kind in type(error).__mro__ if kind in task.on_error), None)
+    rule = next(
+        (task.on_error[kind] for kind in type(error).__mro__ if kind in task.on_error), None
+    )
     text = error_text(error)
     match rule:
         case Verdict.BURY:

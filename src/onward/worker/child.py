@@ -1,7 +1,9 @@
-"""A worker process under a supervisor. Started as `python -m onward.worker.child`, with its orders in the environment.
+"""A worker process under a supervisor. Started as `python -m onward.worker.child`, with its orders
+in the environment.
 
-It loads the app, says hello with all that the supervisor needs to know (which imports no user code), waits for "go", and runs.
-When the supervisor is gone (the link ends), it beats for itself and drains.
+It loads the app, says hello with all that the supervisor needs to know (which imports no user
+code), waits for "go", and runs. When the supervisor is gone (the link ends), it beats for itself
+and drains.
 """
 
 from __future__ import annotations
@@ -98,12 +100,16 @@ def _load(orders: Orders) -> Onward:
     if orders.database is not None:
         app.use(orders.database, **app.options)
     if not logging.getLogger().handlers:
-        logging.basicConfig(level=orders.log_level, format="%(asctime)s %(levelname)-7s %(message)s")
+        logging.basicConfig(
+            level=orders.log_level, format="%(asctime)s %(levelname)-7s %(message)s"
+        )
     return app
 
 
 def _introduce(app: Onward, orders: Orders) -> tuple[Hello, int | None]:
-    """Who this worker is. Its lock is taken first, so that whoever sees the worker can see that it lives."""
+    """Who this worker is. Its lock is taken first, so that whoever sees the worker can see that it
+    lives.
+    """
     id = new_id()
     folder = app.database.lock_folder()
     lock_path = None if folder is None else str(folder / f".onward-{id}.lock")
@@ -130,7 +136,9 @@ def _introduce(app: Onward, orders: Orders) -> tuple[Hello, int | None]:
 
 
 def _tick(board: Board) -> None:
-    """Show that the process is not frozen: a thread of its own, which C code that holds the interpreter stops too."""
+    """Show that the process is not frozen: a thread of its own, which C code that holds the
+    interpreter stops too.
+    """
     while True:
         board.tick(time.monotonic())
         time.sleep(TICK)

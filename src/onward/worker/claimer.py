@@ -1,7 +1,9 @@
-"""Claimer: claims due jobs as long as there are free slots, and sleeps when there is nothing to claim.
+"""Claimer: claims due jobs as long as there are free slots, and sleeps when there is nothing to
+claim.
 
 In:  wake-ups, and free slots.    Out: jobs that this worker owns, to the executor.
-It takes only tasks that the worker knows. Beneath every wake-up is a poll, quick after a hint and slower while nothing comes.
+It takes only tasks that the worker knows. Beneath every wake-up is a poll, quick after a hint and
+slower while nothing comes.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from onward.errors import DatabaseUnavailable
-from onward.events import Happened, emit
+from onward.events import Happened, emit, wanted
 from onward.job import Job
 from onward.store import store
 from onward.store.database import Database
+from onward.store.store import Claimed
 from onward.worker.lanes import Lanes
 
 FIRST_PAUSE = 0.01
@@ -67,7 +70,7 @@ class Claimer:
         self._found_due = False
         self.idle = asyncio.Event()
         self.in_flight = False
-        self.stopping = False
+        self.stopping = asyncio.Event()
         self.empty_looks = 0
         self.last_success = time.monotonic()
 
@@ -83,19 +86,19 @@ class Claimer:
 
     def stop(self) -> None:
         """Claim no more."""
-        self.stopping = True
+        self.stopping.set()
         self._wake.set()
 
     async def run(self) -> None:
         """Claim until stopped."""
-        while not self.stopping:
+        while not self.stopping.is_set():
             self._wake.clear()
             room = min(self._room(), MOST_PER_CLAIM)
             if room <= 0:
                 await self._wake.wait()
                 continue
             asked_full = await self._claim(room)
-            if self.stopping:
+            if self.stopping.is_set():
                 return
             if not asked_full:
                 await self._sleep()
@@ -149,14 +152,31 @@ class Claimer:
         self._lanes.claimed(lane, claimed, asked)
         if claimed:
             self._start([claim.job for claim in claimed])
+            if wanted(logging.DEBUG):
+                self._tell_claimed(claimed)
         return len(claimed)
+
+    def _tell_claimed(self, claimed: Sequence[Claimed]) -> None:
+        for claim in claimed:
+            emit(
+                Happened(
+                    name="job.claim",
+                    level=logging.DEBUG,
+                    job=claim.job.id,
+                    attempt=claim.job.attempt,
+                    task=claim.job.task,
+                    worker=self._worker,
+                )
+            )
 
     def _limit(self, queue: str) -> int:
         limit = self._queues[queue]
         return MOST_PER_CLAIM if limit is None else limit - self._running(queue)
 
     async def _tell_unknown(self) -> None:
-        """Due jobs that cannot be claimed are of tasks that this worker does not know: say so, now and then."""
+        """Due jobs that cannot be claimed are of tasks that this worker does not know: say so, now
+        and then.
+        """
         now = time.monotonic()
         found, self._found_due = self._found_due, False
         if not found or now - self._told_unknown < TELL_UNKNOWN_EVERY:
@@ -170,7 +190,11 @@ class Claimer:
                         level=logging.WARNING,
                         task=task,
                         worker=self._worker,
-                        fields={"queue": queue, "due": count, "hint": "deploy it, or start a worker that has it"},
+                        fields={
+                            "queue": queue,
+                            "due": count,
+                            "hint": "deploy it, or start a worker that has it",
+                        },
                     )
                 )
 

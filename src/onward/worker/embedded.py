@@ -1,8 +1,9 @@
 """A worker inside another program: in a test, in a web process, in a script.
 
-Its heart and its keeper run on a thread of their own, so a blocked loop does not stop the beat. What can stop it is C code
-that holds the interpreter for longer than a lease: then other workers take the jobs over, and this one learns of it when it
-comes back. `onward worker` beats from another process and has no such limit.
+Its heart and its keeper run on a thread of their own, so a blocked loop does not stop the beat.
+What can stop it is C code that holds the interpreter for longer than a lease: then other workers
+take the jobs over, and this one learns of it when it comes back. `onward worker` beats from another
+process and has no such limit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from onward.worker.worker import Plan, Worker, queues_of
 
 
 class EmbeddedWorker:
-    """A worker in this process. `run()` blocks; as a context manager it works in a thread until the block ends.
+    """A worker in this process. `run()` blocks; as a context manager it works in a thread until the
+    block ends.
 
     Args:
         app: whose tasks.
@@ -59,10 +61,12 @@ class EmbeddedWorker:
         self._error: BaseException | None = None
         self.id = ""
 
-    # --- as a context manager ---------------------------------------------------------------------------------------
+    # --- as a context manager ---------------------------------------------------------------------
 
     def __enter__(self) -> EmbeddedWorker:
-        self._thread = threading.Thread(target=self._run_in_thread, name="onward-worker", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_in_thread, name="onward-worker", daemon=True
+        )
         self._thread.start()
         self._started.wait()
         if self._error is not None:
@@ -95,7 +99,7 @@ class EmbeddedWorker:
         if self._error is not None:
             raise self._error
 
-    # --- run --------------------------------------------------------------------------------------------------------
+    # --- run --------------------------------------------------------------------------------------
 
     def run(self) -> str:
         """Run in this thread until stopped by a signal, or until empty; returns why it ended."""
@@ -110,7 +114,7 @@ class EmbeddedWorker:
             self._started.set()
 
     async def arun(self) -> str:
-        """The same on the running loop. A worker that was lost starts again under a new identity."""
+        """The same on the running loop. A worker that was lost starts again as another."""
         self._loop = asyncio.get_running_loop()
         self._handle_signals()
         while True:
@@ -163,7 +167,9 @@ class EmbeddedWorker:
         )
 
     def _handle_signals(self) -> None:
-        """SIGTERM and SIGINT stop in order, a second one at once. Only where signals can be handled: the main thread."""
+        """SIGTERM and SIGINT stop in order, a second one at once. Only where signals can be
+        handled: the main thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,11 +1,13 @@
 """Executor: runs claimed attempts, each to exactly one outcome.
 
 In:  jobs that this worker owns.    Out: (job, outcome), to whoever settles.
-`async` bodies run on the loop, plain functions in threads, and in a process of their own those that ask for it or whose
-last attempt was lost. It never writes to the store and never decides what becomes of a job.
+`async` bodies run on the loop, plain functions in threads, and in a process of their own those that
+ask for it or whose last attempt was lost. It never writes to the store and never decides what
+becomes of a job.
 
-What Python cannot stop is called by its name: a body that goes on after its time limit is *abandoned*. Its attempt has
-failed on time; its slot is given back after a while; its retry is held until the body ends.
+What Python cannot stop is called by its name: a body that goes on after its time limit is
+*abandoned*. Its attempt has failed on time; its slot is given back after a while; its retry is held
+until the body ends.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from onward.worker.held import Held, Why
 from onward.worker.isolation import Isolation
 from onward.worker.threads import Threads
 
-EAGER = sys.version_info >= (3, 12)
-
 SLICE = 256
 """Bodies begun in one go before the loop gets a turn."""
 
 SHORT = 0.02
-"""Seconds of work that are claimed ahead where jobs are so short that slots would idle between two claims."""
+"""Seconds of work that are claimed ahead where jobs are so short that slots would idle between two
+claims.
+"""
 
 MOST_AHEAD = 1_000
 
@@ -80,12 +82,14 @@ class Executor:
         self.by_queue: Counter[str] = Counter()
         self.changed = asyncio.Event()
 
-    # --- what the claimer asks --------------------------------------------------------------------------------------
+    # --- what the claimer asks --------------------------------------------------------------------
 
     def room(self) -> int:
-        """How many more jobs to claim: the free slots, and a little more where jobs are very short."""
+        """How many more jobs to claim: free slots, and a little more where jobs are very short."""
         occupied = len(self.held) + len(self.abandoned) - len(self._given_back)
-        ahead = min(MOST_AHEAD, int(self.concurrency * SHORT / self._pace)) if self._pace < SHORT else 0
+        ahead = (
+            min(MOST_AHEAD, int(self.concurrency * SHORT / self._pace)) if self._pace < SHORT else 0
+        )
         return self.concurrency + ahead - occupied - len(self._backlog)
 
     @property
@@ -96,7 +100,7 @@ class Executor:
         """The jobs that are held here, begun or not."""
         return {*self.held, *(job.id for _, job in self._backlog)}
 
-    # --- start ------------------------------------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------
 
     def start(self, jobs: Iterable[Job]) -> None:
         """Take over jobs that this worker now owns."""
@@ -107,7 +111,9 @@ class Executor:
         self._fill()
 
     def _fill(self) -> None:
-        """Begin what waits, as long as there are slots; a long row of short bodies lets the loop turn in between."""
+        """Begin what waits, as long as there are slots; a long row of short bodies lets the loop
+        turn in between.
+        """
         if self._filling:
             return
         self._filling = True
@@ -142,9 +148,9 @@ class Executor:
 
     def _begin_on_loop(self, held: Held) -> None:
         body = self._run_on_loop(held)
-        if EAGER:
+        if sys.version_info >= (3, 12):
             # A body that ends without waiting needs no turn of the loop.
-            held.asyncio_task = asyncio.Task(body, loop=self._loop, eager_start=True)  # type: ignore[call-arg,unused-ignore]  # pyright: ignore
+            held.asyncio_task = asyncio.Task(body, loop=self._loop, eager_start=True)
         else:
             held.asyncio_task = self._loop.create_task(body)
 
@@ -156,7 +162,7 @@ class Executor:
         held.kill = attempt.kill
         attempt.then(partial(self._ended, held))
 
-    # --- end --------------------------------------------------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------------------
 
     def _ended(self, held: Held, outcome: Outcome) -> None:
         """The body has ended; its outcome counts if nobody has spoken for it meanwhile."""
@@ -197,7 +203,7 @@ class Executor:
         if not self.by_queue[queue]:
             del self.by_queue[queue]
 
-    # --- time limit -------------------------------------------------------------------------------------------------
+    # --- time limit -------------------------------------------------------------------------------
 
     def _time_out(self, held: Held) -> None:
         """The limit has passed: ask the body to stop, and give it a moment to do so."""
@@ -237,10 +243,12 @@ class Executor:
             "TimeLimit", f"the attempt passed its time limit of {held.job.timeout:g} seconds"
         )
 
-    # --- cancel and stop --------------------------------------------------------------------------------------------
+    # --- cancel and stop --------------------------------------------------------------------------
 
     def ask_cancel(self, asked: Iterable[tuple[str, int]]) -> None:
-        """The database says that these attempts have been asked to stop. Each look goes one step further."""
+        """The database says that these attempts have been asked to stop. Each look goes one step
+        further.
+        """
         now = time.monotonic()
         for job, attempt in asked:
             held = self.held.get(job)
@@ -286,7 +294,9 @@ class Executor:
                 held.interrupt()
 
     def release_rest(self, why: str) -> None:
-        """Speak for every body that has not stopped: the process is about to end, and the bodies with it."""
+        """Speak for every body that has not stopped: the process is about to end, and the bodies
+        with it.
+        """
         self.release_backlog(why)
         for held in list(self.held.values()):
             self._let_go(held)

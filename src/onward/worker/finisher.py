@@ -1,9 +1,10 @@
 """Finisher: takes outcomes, has policy decide, writes in batches, and learns which of them counted.
 
 In:  (job, outcome), from the executor.    Out: rows in the store, events to listeners.
-It writes at once when the writer is free; batches come from what piles up meanwhile, never from a timer. It never runs user
-code and never decides how a job ends. A change that did not take is looked at again: still ours but now cancelling, it is
-decided again; no longer ours, it is reported and kept as a refusal.
+It writes at once when the writer is free; batches come from what piles up meanwhile, never from a
+timer. It never runs user code and never decides how a job ends. A change that did not take is
+looked at again: still ours but now cancelling, it is decided again; no longer ours, it is reported
+and kept as a refusal.
 """
 
 from __future__ import annotations
@@ -14,28 +15,17 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from onward.errors import DatabaseUnavailable
 from onward.events import Happened, emit, wanted
-from onward.failure import ErrorText
 from onward.job import Change, Job
-from onward.lifecycle import Event
 from onward.policy import Backoff, Outcome, Raised, settle
 from onward.store import store
 from onward.store.database import Database, Refused, halves
 from onward.task import Task
 from onward.worker.body import plain_error
+from onward.worker.changes import LEVELS, told
 
 MOST_PER_WRITE = 1_000
-
-LEVELS = {
-    Event.SUCCEED: logging.DEBUG,
-    Event.RETRY: logging.WARNING,
-    Event.BURY: logging.ERROR,
-    Event.SNOOZE: logging.INFO,
-    Event.RELEASE: logging.INFO,
-}
 
 
 class Finisher:
@@ -44,8 +34,8 @@ class Finisher:
     Args:
         database: where to.
         tasks: for their backoff.
-        alive: whether this worker may still write; when its lease is over, unwritten outcomes are given up.
-        applied: called with the changes that took.
+        alive: whether this worker may still write; when its lease is over, unwritten outcomes are
+            given up. applied: called with the changes that took.
     """
 
     def __init__(
@@ -101,7 +91,7 @@ class Finisher:
             return False
         return True
 
-    # --- one batch --------------------------------------------------------------------------------------------------
+    # --- one batch --------------------------------------------------------------------------------
 
     async def _finish(self, batch: Sequence[tuple[Job, Outcome]]) -> None:
         changes = [self._decide(job, outcome) for job, outcome in batch]
@@ -146,7 +136,7 @@ class Finisher:
         emit(_trouble("finish.given_up", error, len(changes), changes[0]))
         return set()
 
-    # --- what did not take ------------------------------------------------------------------------------------------
+    # --- what did not take ------------------------------------------------------------------------
 
     async def _look_again(self, job: Job, outcome: Outcome, change: Change) -> None:
         for _ in range(10):
@@ -156,7 +146,9 @@ class Finisher:
             if found is None or (found.attempt, found.worker) != (job.attempt, job.worker):
                 return await self._refused(change, found)
             if found.state == job.state:
-                outcome = Raised(plain_error("Unwritable", "the database refused how this attempt ended"))
+                outcome = Raised(
+                    plain_error("Unwritable", "the database refused how this attempt ended")
+                )
             job = found
             change = self._decide(job, outcome)
             if await self._write([change]):
@@ -206,31 +198,6 @@ class Finisher:
             level = LEVELS.get(change.event, logging.INFO)
             if wanted(level):
                 emit(told(change, level))
-
-
-def told(change: Change, level: int) -> Happened:
-    """A change that took, as an event."""
-    fields: dict[str, Any] = {"move": change.arrow, "reason": change.reason, "error": _headline(change)}
-    if change.event is Event.RETRY:
-        fields["delay"] = change.delay
-    return Happened(
-        name=f"job.{change.event}",
-        level=level,
-        job=change.id,
-        attempt=change.attempt,
-        worker=change.worker,
-        fields=fields,
-    )
-
-
-def _headline(change: Change) -> str | None:
-    if change.error is None:
-        return None
-    try:
-        error = msgspec.json.decode(change.error, type=ErrorText)
-    except msgspec.MsgspecError:
-        return change.error[:200]
-    return f"{error.type}: {error.message}"[:200]
 
 
 def _trouble(name: str, error: Exception, count: int, change: Change | None = None) -> Happened:

@@ -1,6 +1,7 @@
 """Heart: renews leases, and says when one is lost. It runs where no user code can hinder it.
 
-In:  the workers that it beats for.    Out: their boards know when the lease was last renewed, or that it is lost.
+In:  the workers that it beats for.    Out: their boards know when the lease was last renewed, or
+    that it is lost.
 """
 
 from __future__ import annotations

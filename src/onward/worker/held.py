@@ -27,8 +27,9 @@ class Why(Enum):
 class Held:
     """One attempt from its claim to its outcome.
 
-    `stopping` is why its body was asked to stop; the first reason stays, except that a cancel gives way to the others.
-    `settled` says that its outcome has been handed on, so whatever the body still does no longer counts.
+    `stopping` is why its body was asked to stop; the first reason stays, except that a cancel gives
+    way to the others. `settled` says that its outcome has been handed on, so whatever the body
+    still does no longer counts.
     """
 
     __slots__ = (

@@ -1,4 +1,5 @@
-"""The other side of `isolation.py`: a process that runs one attempt at a time and ends with its parent.
+"""The other side of `isolation.py`: a process that runs one attempt at a time and ends with its
+parent.
 
 Started as `python -m onward.worker.isolated FD PARENT`, with the app's target in the environment.
 """
@@ -40,7 +41,9 @@ def main() -> None:
 
 
 def die_with(parent: int) -> None:
-    """End when the parent ends, even while code holds the interpreter: the kernel sees to it where it can."""
+    """End when the parent ends, even while code holds the interpreter: the kernel sees to it where
+    it can.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
@@ -53,7 +56,7 @@ def _refuse(link: socket.socket, error: BaseException) -> None:
 
 
 class _Server:
-    """Runs what it is sent, on the main thread; a thread of its own listens for requests to stop."""
+    """Runs what it is sent, on the main thread; another thread listens for requests to stop."""
 
     def __init__(self, link: socket.socket, app: Onward) -> None:
         self._link = link

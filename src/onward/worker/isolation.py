@@ -1,7 +1,8 @@
 """Attempts in processes of their own: killed when they must end, and gone alone when they crash.
 
-The parent's side. A process runs one attempt at a time and is used again after an attempt that ended well; a killed or
-crashed one is replaced when the next is needed. The other side is `isolated.py`.
+The parent's side. A process runs one attempt at a time and is used again after an attempt that
+ended well; a killed or crashed one is replaced when the next is needed. The other side is
+`isolated.py`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class Isolation:
 
     Args:
         target: where a new process finds the app; None: nowhere, then isolation is not possible.
-        options: the database's URL and the app's options, as JSON; a process of its own may enqueue too.
+        options: the database's URL and the app's options, as JSON; a process of its own may enqueue
+            too.
     """
 
     def __init__(self, target: str | None, options: str = "{}") -> None:
@@ -177,13 +179,7 @@ class Isolation:
     async def _start(self) -> _Child:
         ours, theirs = socket.socketpair()
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "onward.worker.isolated", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"ONWARD_TARGET": self._target or "", "ONWARD_OPTIONS": self._options},
-                start_new_session=True,
-            )
+            process = self._spawn(theirs.fileno())
         except BaseException:
             ours.close()
             raise
@@ -191,6 +187,15 @@ class Isolation:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         return _Child(process, reader, writer)
+
+    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "onward.worker.isolated", str(fd), str(os.getpid())],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"ONWARD_TARGET": self._target or "", "ONWARD_OPTIONS": self._options},
+            start_new_session=True,
+        )
 
 
 async def _how_it_ended(child: _Child | None, error: Exception) -> str:

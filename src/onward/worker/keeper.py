@@ -1,8 +1,9 @@
-"""Keeper: finds vanished workers, takes their jobs back, and prunes what is old. Safe on every worker at once, no leader.
+"""Keeper: finds vanished workers, takes their jobs back, and prunes what is old. Safe on every
+worker at once, no leader.
 
-A worker is declared lost when its lease is over on the database's clock *and* this keeper has seen that same lease unchanged
-for a lease's length on its own monotonic clock, so that a step of the database's clock declares nobody lost. A free lock
-file is proof of death by itself.
+A worker is declared lost when its lease is over on the database's clock *and* this keeper has seen
+that same lease unchanged for a lease's length on its own monotonic clock, so that a step of the
+database's clock declares nobody lost. A free lock file is proof of death by itself.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from onward.store import store
 from onward.store.database import Database
 from onward.store.store import Lease
 from onward.worker.body import plain_error
+from onward.worker.changes import told
 
 KEEP_WORKERS = 7 * 86_400.0
+PRUNE_PAUSE = 0.02
 
 
 class Keeper:
@@ -38,7 +41,9 @@ class Keeper:
         own: the workers whose life is known better here than in the database.
     """
 
-    def __init__(self, database: Database, settings: Settings, own: Callable[[], Iterable[str]]) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, own: Callable[[], Iterable[str]]
+    ) -> None:
         self._database = database
         self._settings = settings
         self._own = own
@@ -53,10 +58,12 @@ class Keeper:
                 await self._prune()
             await asyncio.sleep(self._settings.sweep)
 
-    # --- sweep ------------------------------------------------------------------------------------------------------
+    # --- sweep ------------------------------------------------------------------------------------
 
     async def sweep(self) -> list[Change]:
-        """Declare vanished workers lost and take back every job whose worker is gone; returns the changes."""
+        """Declare vanished workers lost and take back every job whose worker is gone; returns the
+        changes.
+        """
         now = time.monotonic()
         leases = await self._database.aread(store.leases)
         for lease, reason, proven in self.vanished(leases, now):
@@ -65,9 +72,7 @@ class Keeper:
 
     def vanished(self, leases: list[Lease], now: float) -> list[tuple[Lease, str, bool]]:
         """Which workers are gone, why we think so, and whether that is proven."""
-        self._seen = {
-            lease.worker: self._first_seen(lease, now) for lease in leases
-        }
+        self._seen = {lease.worker: self._first_seen(lease, now) for lease in leases}
         gone: list[tuple[Lease, str, bool]] = []
         own = set(self._own())
         for lease in leases:
@@ -81,8 +86,9 @@ class Keeper:
 
     @property
     def _patience(self) -> float:
-        """How long a lease must have been seen unchanged. A sweep's length less than a lease, because it may have been
-        renewed that long before it was first seen."""
+        """How long a lease must have been seen unchanged. A sweep's length less than a lease,
+        because it may have been renewed that long before it was first seen.
+        """
         return max(self._settings.lease - self._settings.sweep, self._settings.lease / 2)
 
     def _first_seen(self, lease: Lease, now: float) -> tuple[float, float]:
@@ -94,7 +100,10 @@ class Keeper:
         if await self._database.arun(store.lose, lease.worker, reason, seen):
             emit(
                 Happened(
-                    name="worker.lost", level=logging.ERROR, worker=lease.worker, fields={"reason": reason}
+                    name="worker.lost",
+                    level=logging.ERROR,
+                    worker=lease.worker,
+                    fields={"reason": reason},
                 )
             )
             remove_lock(lease.lock_path)
@@ -105,12 +114,12 @@ class Keeper:
         while True:
             changes = await self._database.arun(store.sweep, decide_loss)
             for change in changes:
-                emit(_recovered(change))
+                emit(told(change, logging.WARNING))
             done += changes
             if not changes:
                 return done
 
-    # --- prune ------------------------------------------------------------------------------------------------------
+    # --- prune ------------------------------------------------------------------------------------
 
     async def _prune(self) -> None:
         now = time.monotonic()
@@ -118,14 +127,26 @@ class Keeper:
             return
         self._pruned = now
         for state, keep in kept(self._settings):
-            while await self._database.arun(store.prune, state, keep, self._settings.prune_step):
-                await asyncio.sleep(0.02)
+            await self._prune_state(state, keep)
         await self._database.arun(store.prune_workers, KEEP_WORKERS)
+
+    async def _prune_state(self, state: JobState, keep: float) -> None:
+        """Step by step, with a pause after each, so that claims get their turn."""
+        step = self._settings.prune_step
+        gone = step
+        while gone >= step:
+            gone = await self._database.arun(store.prune, state, keep, step)
+            await asyncio.sleep(PRUNE_PAUSE)
 
 
 def kept(settings: Settings) -> list[tuple[JobState, float]]:
-    """For how long finished jobs are kept, in seconds; those kept for ever are left out. Dead jobs are never pruned."""
-    wanted = {JobState.SUCCEEDED: settings.keep_succeeded, JobState.CANCELLED: settings.keep_cancelled}
+    """For how long finished jobs are kept, in seconds; those kept for ever are left out. Dead jobs
+    are never pruned.
+    """
+    wanted = {
+        JobState.SUCCEEDED: settings.keep_succeeded,
+        JobState.CANCELLED: settings.keep_cancelled,
+    }
     return [(state, keep) for state, keep in wanted.items() if keep is not None]
 
 
@@ -135,7 +156,9 @@ def decide_loss(job: Job, reason: str) -> Change:
 
 
 def hold_lock(path: str) -> int:
-    """Take a lock that lasts as long as this process; children started by exec do not have it. Returns its descriptor."""
+    """Take a lock that lasts as long as this process; children started by exec do not have it.
+    Returns its descriptor.
+    """
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
@@ -160,14 +183,3 @@ def remove_lock(path: str | None) -> None:
     if path is not None:
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def _recovered(change: Change) -> Happened:
-    return Happened(
-        name=f"job.{change.event}",
-        level=logging.WARNING,
-        job=change.id,
-        attempt=change.attempt,
-        worker=change.worker,
-        fields={"move": change.arrow, "reason": "its worker vanished"},
-    )

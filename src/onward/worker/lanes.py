@@ -1,8 +1,9 @@
 """Where to claim next: pure bookkeeping over (queue, priority) lanes, without clock or I/O.
 
-The claim goes on where the last one ended, because the entries before that place are dead weight while a long transaction
-holds back vacuum. What can land behind the place (late commits, retries, released and recovered jobs, rows that were locked)
-is found by a full look: after a short claim, on every wake-up, and at least every max(1 s, 20 x what a full look costs).
+The claim goes on where the last one ended, because the entries before that place are dead weight
+while a long transaction holds back vacuum. What can land behind the place (late commits, retries,
+released and recovered jobs, rows that were locked) is found by a full look: after a short claim, on
+every wake-up, and at least every max(1 s, 20 x what a full look costs).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ CHEAP = 0.025
 
 
 class Lanes:
-    """The lanes that are worth claiming from, the highest priority first, each with the place where to go on."""
+    """The lanes that are worth claiming from, the highest priority first, each with the place where
+    to go on.
+    """
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, int], tuple[float, str]] = {}
@@ -42,7 +45,9 @@ class Lanes:
         return max(LEAST_GAP, COST_FACTOR * self._cost)
 
     def may_look(self, now: float) -> bool:
-        """Whether a full look may be made now, so that expensive ones take a small share of the time."""
+        """Whether a full look may be made now, so that expensive ones take a small share of the
+        time.
+        """
         return self._cost < CHEAP or now - self._looked >= COST_FACTOR * self._cost
 
     def spoil(self) -> None:
@@ -56,7 +61,9 @@ class Lanes:
         queues = sorted({lane.queue for lane in due})
         due.sort(key=lambda lane: (-lane.priority, self._rank(lane.queue, queues)))
         self._places = {(lane.queue, lane.priority): START for lane in due}
-        self.next_due = min((lane.due_in for lane in lanes if lane.due_in > 0), default=float("inf"))
+        self.next_due = min(
+            (lane.due_in for lane in lanes if lane.due_in > 0), default=float("inf")
+        )
         self._looked = now
         self._stale = False
 
@@ -65,8 +72,9 @@ class Lanes:
         return (queues.index(queue) + self._turn) % len(queues)
 
     def cost(self, seconds: float) -> None:
-        """What the last full look took that found nothing, claims from the start included. One slow look (a new connection,
-        a busy machine) does not count yet: the cheaper of two does."""
+        """What the last full look took that found nothing, claims from the start included. One slow
+        look (a new connection, a busy machine) does not count yet: the cheaper of two does.
+        """
         self._cost, self._last_cost = min(seconds, self._last_cost), seconds
 
     def order(self) -> list[tuple[tuple[str, int], tuple[float, str]]]:

@@ -1,4 +1,6 @@
-"""Listener: hears that something may have been enqueued, and wakes the claimer. A hint only: the poll is the truth."""
+"""Listener: hears that something may have been enqueued, and wakes the claimer. A hint only: the
+poll is the truth.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""From `module:app` to the app. The only place where user code is imported, and only by the name that the operator gave."""
+"""From `module:app` to the app. The only place where user code is imported, and only by the name
+that the operator gave.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ def load_app(target: str) -> Onward:
     """The app that a target names.
 
     Args:
-        target: `package.module:app`, or `package.module` where the module has one app, or `path/to/file.py:app`.
+        target: `package.module:app`, or `package.module` where the module has one app, or
+            `path/to/file.py:app`.
 
     Raises:
         AppNotFound: it leads to no app; the reason and the nearest thing are named.
@@ -33,7 +35,7 @@ def load_app(target: str) -> Onward:
 
 
 def target_of(app: Onward) -> str | None:
-    """A target by which another process finds this app; None: it is not at the top of any module."""
+    """A target by which another process finds this app; None: it is at the top of no module."""
     for function in [task.function for task in app.tasks.values()]:
         module = sys.modules.get(function.__module__)
         names = [name for name, value in vars(module).items() if value is app] if module else []
@@ -110,7 +112,11 @@ def _only(module: ModuleType, target: str) -> Onward:
 
 
 def _apps(module: ModuleType) -> list[tuple[str, Onward]]:
-    found = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, Onward)}
+    found = {
+        id(value): (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, Onward)
+    }
     return list(found.values())
 
 

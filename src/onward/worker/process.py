@@ -1,4 +1,6 @@
-"""One worker process as its supervisor holds it: started by exec, never forked; linked by a socket and a board."""
+"""One worker process as its supervisor holds it: started by exec, never forked; linked by a socket
+and a board.
+"""
 
 from __future__ import annotations
 

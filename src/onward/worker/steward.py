@@ -1,4 +1,4 @@
-"""Heart and keeper on a thread and a loop of their own, for a worker that no supervisor beats for."""
+"""Heart and keeper on a thread and a loop of their own, for a worker without a supervisor."""
 
 from __future__ import annotations
 

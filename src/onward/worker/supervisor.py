@@ -1,8 +1,9 @@
 """The supervisor: a small process without user code that keeps worker processes alive and honest.
 
-It beats for them, so no blocked loop and no C code that holds the interpreter can stop a beat. It sees a death at once, with
-the exit status, takes the jobs back as what they are, and starts a successor. It is the watchdog: a process that is stuck past
-an attempt's deadline, gives no sign at all, or does not stop when told, is killed.
+It beats for them, so no blocked loop and no C code that holds the interpreter can stop a beat. It
+sees a death at once, with the exit status, takes the jobs back as what they are, and starts a
+successor. It is the watchdog: a process that is stuck past an attempt's deadline, gives no sign at
+all, or does not stop when told, is killed.
 
 Signals: the first SIGTERM or SIGINT stops in order, the second at once.
 """
@@ -28,6 +29,7 @@ from onward.store import store
 from onward.store.database import Database
 from onward.store.url import open_database
 from onward.worker.aftermath import Aftermath
+from onward.worker.changes import told
 from onward.worker.child import BAD_APP, Hello, Orders
 from onward.worker.heart import Heart
 from onward.worker.keeper import Keeper, remove_lock
@@ -38,7 +40,9 @@ WATCH = 0.2
 QUICK_DEATH = 10.0
 LONGEST_PAUSE = 5.0
 SLACK = 1.0
-"""Seconds beyond each limit before the supervisor acts in a worker's stead: it should have acted itself."""
+"""Seconds beyond each limit before the supervisor acts in a worker's stead: it should have acted
+itself.
+"""
 
 
 def run(
@@ -59,12 +63,10 @@ def run(
         target: where the app is, `module:app`.
         processes: how many worker processes.
         concurrency: how many jobs at once, each.
-        queues: which queues, each with a limit of slots or None; by default those of the app's tasks.
-        grace: how long running jobs may go on after a signal, in seconds.
-        name: shown in lists; by default host and process id.
-        database: instead of the app's own.
-        until_empty: end when no due job is left.
-        log_level: of the log on standard error.
+        queues: which queues, each with a limit of slots or None; by default those of the app's
+            tasks. grace: how long running jobs may go on after a signal, in seconds. name: shown in
+            lists; by default host and process id. database: instead of the app's own. until_empty:
+            end when no due job is left. log_level: of the log on standard error.
     """
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)-7s %(message)s")
     orders = Orders(
@@ -125,7 +127,7 @@ class Supervisor:
             child.terminate()
         emit(Happened(name="supervisor.stopping", fields={"grace": 0 if again else grace}))
 
-    # --- one place for a process ------------------------------------------------------------------------------------
+    # --- one place for a process ------------------------------------------------------------------
 
     async def _keep_one(self) -> None:
         """Run one worker process after another, until there is no need of a successor."""
@@ -167,8 +169,9 @@ class Supervisor:
         return True
 
     def _stillborn(self, status: int) -> bool:
-        """A process that ended before it said hello. If none ever could, the app is to blame, and there is no use in
-        trying again."""
+        """A process that ended before it said hello. If none ever could, the app is to blame, and
+        there is no use in trying again.
+        """
         if self._database is not None or self._stopping.is_set():
             return not self._stopping.is_set()
         self._fail(2 if status == BAD_APP else 1)
@@ -181,7 +184,7 @@ class Supervisor:
         for child in self._children:
             child.terminate()
 
-    # --- admission --------------------------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------
 
     async def _admit(self, child: WorkerProcess, hello: Hello) -> None:
         """Make the worker known, beat for it, and let it go."""
@@ -201,6 +204,7 @@ class Supervisor:
                 assert self._heart is not None
                 self._heart.boards[hello.registration.id] = child.board
                 child.go(hello)
+                emit(_started(hello, child.pid, database.shown_url))
                 return
 
     def _open(self, hello: Hello) -> Database:
@@ -224,23 +228,30 @@ class Supervisor:
     def _own(self) -> list[str]:
         return [child.worker for child in self._children if child.worker is not None]
 
-    # --- the end of a process ---------------------------------------------------------------------------------------
+    # --- the end of a process ---------------------------------------------------------------------
 
     async def _take_back(self, child: WorkerProcess, status: int) -> None:
         """The process died: its worker is lost, and each of its jobs is settled as what it is."""
-        assert self._database is not None and child.worker is not None
+        assert self._database is not None
+        assert child.worker is not None
         reason = child.epitaph(status)
         emit(
             Happened(
-                name="worker.died", level=logging.ERROR, worker=child.worker, fields={"reason": reason}
+                name="worker.died",
+                level=logging.ERROR,
+                worker=child.worker,
+                fields={"reason": reason},
             )
         )
-        aftermath = Aftermath(child.worker, child.last_sight(), child.killed_in_order, child.backoffs)
+        aftermath = Aftermath(
+            child.worker, child.last_sight(), child.killed_in_order, child.backoffs
+        )
         while True:
             try:
                 await self._database.arun(store.lose, child.worker, reason)
-                while await self._database.arun(store.sweep, aftermath.decide):
-                    pass
+                while changes := await self._database.arun(store.sweep, aftermath.decide):
+                    for change in changes:
+                        emit(told(change, logging.WARNING))
             except DatabaseError as error:
                 emit(_waiting(error))
                 await asyncio.sleep(0.5)
@@ -250,7 +261,7 @@ class Supervisor:
                 remove_lock(child.lock_path)
                 return
 
-    # --- watch ------------------------------------------------------------------------------------------------------
+    # --- watch ------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         last = time.monotonic()
@@ -258,7 +269,9 @@ class Supervisor:
             await asyncio.sleep(WATCH)
             now = time.monotonic()
             if now - last > 5.0:
-                self._resumed = now  # we were stopped ourselves: give the workers time to show that they live
+                self._resumed = (
+                    now  # we were stopped ourselves: give the workers time to show that they live
+                )
             last = now
             for child in list(self._children):
                 if why := self._fault(child, now):
@@ -283,12 +296,29 @@ class Supervisor:
         return None
 
     def _last_words(self) -> float:
-        """How long after the grace a process may take: for bodies to clean up and for the last write."""
+        """How long after the grace a process may take: for bodies to clean up and for the last
+        write.
+        """
         return 0.7 if self._stop_at <= time.monotonic() and self._again else 2.0
 
     @property
     def _again(self) -> bool:
         return any(child.terminations > 1 for child in self._children)
+
+
+def _started(hello: Hello, pid: int, database: str) -> Happened:
+    worker = hello.registration
+    return Happened(
+        name="worker.started",
+        worker=worker.id,
+        fields={
+            "pid": pid,
+            "queues": ",".join(worker.queues),
+            "tasks": len(worker.tasks),
+            "slots": worker.concurrency,
+            "database": database,
+        },
+    )
 
 
 def _waiting(error: Exception) -> Happened:

@@ -1,6 +1,8 @@
-"""Threads for plain functions. They are daemons: a body that never ends must not keep the process from ending.
+"""Threads for plain functions. They are daemons: a body that never ends must not keep the process
+from ending.
 
-A thread cannot be stopped from outside. So the pool counts what it has, and opens another thread where one is stuck.
+A thread cannot be stopped from outside. So the pool counts what it has, and opens another thread
+where one is stuck.
 """
 
 from __future__ import annotations

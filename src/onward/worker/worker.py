@@ -1,8 +1,9 @@
 """The worker: the stages joined together, on one loop of one process.
 
-listener → claimer → executor → finisher: a hint wakes the claimer, the claimer fills free slots, the executor runs bodies,
-the finisher writes how they ended. Heart and keeper run elsewhere (in the supervisor, or in a thread of an embedded worker),
-where no user code can hinder them; the board is what both sides see of each other.
+listener → claimer → executor → finisher: a hint wakes the claimer, the claimer fills free slots,
+the executor runs bodies, the finisher writes how they ended. Heart and keeper run elsewhere (in the
+supervisor, or in a thread of an embedded worker), where no user code can hinder them; the board is
+what both sides see of each other.
 
 A worker that has lost its lease stops, whatever runs: what it holds is no longer its own.
 """
@@ -37,7 +38,9 @@ LAST_WORDS = 1.0
 """Seconds that interrupted bodies get to clean up before the process ends."""
 
 STALE_BACKLOG = 1.0
-"""A claimed job that has not begun after so many seconds is given back: its neighbours turned out to be long."""
+"""A claimed job that has not begun after so many seconds is given back: its neighbours turned out
+to be long.
+"""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -88,10 +91,12 @@ class Worker:
             start=self.executor.start,
         )
 
-    # --- from outside -----------------------------------------------------------------------------------------------
+    # --- from outside -----------------------------------------------------------------------------
 
     def stop(self, grace: float | None = None) -> None:
-        """Stop in order: claim no more, let running jobs end within the grace. A second call stops at once."""
+        """Stop in order: claim no more, let running jobs end within the grace. A second call stops
+        at once.
+        """
         if self._stop.is_set():
             self._now.set()
         self._grace = grace
@@ -104,7 +109,9 @@ class Worker:
         self._now.set()
 
     async def run(self) -> str:
-        """Run until stopped; returns why it ended: `stopped`, `empty`, `lost` or `full` (of bodies that never end)."""
+        """Run until stopped; returns why it ended: `stopped`, `empty`, `lost` or `full` (of bodies
+        that never end).
+        """
         stages = [
             asyncio.create_task(keep_going("claimer", self.claimer.run)),
             asyncio.create_task(keep_going("finisher", self.finisher.run)),
@@ -124,7 +131,7 @@ class Worker:
             await asyncio.gather(*stages, return_exceptions=True)
             await self.executor.close()
 
-    # --- wiring -----------------------------------------------------------------------------------------------------
+    # --- wiring -----------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         await listen(self._database, self.claimer.wake, self.claimer.idle)
@@ -137,19 +144,25 @@ class Worker:
 
     def _alive(self) -> bool:
         """Whether the lease may still be live, on this machine's monotonic clock."""
-        return not self._board.lost and time.monotonic() - self._board.last_beat < self._settings.lease
+        return (
+            not self._board.lost and time.monotonic() - self._board.last_beat < self._settings.lease
+        )
 
     def _applied(self, changes: Sequence[Change]) -> None:
-        """Changes took: jobs that went back to the queue may be due again behind the claimer's place."""
+        """Changes took: jobs that went back to the queue may be due again behind the claimer's
+        place.
+        """
         if any(change.event in {Event.RELEASE, Event.SNOOZE, Event.RETRY} for change in changes):
             self.claimer.wake()
         else:
             self.claimer.poke()
 
-    # --- look after what is held ------------------------------------------------------------------------------------
+    # --- look after what is held ------------------------------------------------------------------
 
     async def _look_after(self) -> None:
-        """Once a second: cancels, held retries, backlog; with every beat, what the database says we own."""
+        """Once a second: cancels, held retries, backlog; with every beat, what the database says we
+        own.
+        """
         compared = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.cancel_poll)
@@ -168,8 +181,10 @@ class Worker:
             await self._database.arun(store.hold, job, attempt + 1, HOLD)
 
     async def _compare(self) -> None:
-        """A job that the database says we own and that we do not hold, twice in a row, is one whose claim's answer was
-        lost: it is run. One that we hold and do not own any more will be refused when it ends."""
+        """A job that the database says we own and that we do not hold, twice in a row, is one whose
+        claim's answer was lost: it is run. One that we hold and do not own any more will be refused
+        when it ends.
+        """
         owned = await self._database.aread(store.owned, self._plan.id)
         held = self.executor.ids() | self.finisher.ids()
         strange = {(job.id, job.attempt): job for job in owned if job.id not in held}
@@ -189,7 +204,7 @@ class Worker:
                 )
             self.executor.start(adopted)
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     async def _until_end(self) -> str:
         """Wait for a reason to end; meanwhile show that the loop turns."""
@@ -216,7 +231,9 @@ class Worker:
         return not any(lane.due_in <= 0 for lane in lanes) or self.claimer.empty_looks > 5
 
     async def _leave_in_order(self, why: str) -> None:
-        """Let running jobs end within the grace, give back the rest in the last write, and say that we have stopped."""
+        """Let running jobs end within the grace, give back the rest in the last write, and say that
+        we have stopped.
+        """
         self.claimer.stop()
         self.executor.release_backlog("shutdown")
         await self._quietly(store.drain, self._plan.id)
@@ -239,8 +256,9 @@ class Worker:
                 await asyncio.sleep(0.01)
 
     async def _leave_as_lost(self) -> None:
-        """Our jobs belong to others now. Bodies that end within a moment still report, and what they report is refused
-        and kept; the others are interrupted."""
+        """Our jobs belong to others now. Bodies that end within a moment still report, and what
+        they report is refused and kept; the others are interrupted.
+        """
         emit(Happened(name="worker.lost", level=logging.ERROR, worker=self._plan.id))
         self.claimer.stop()
         await self.executor.empty(LAST_WORDS)
@@ -259,7 +277,9 @@ class Worker:
 
 
 async def keep_going(name: str, step: Callable[[], Awaitable[None]]) -> None:
-    """Run a stage for ever: an error in it is shown, and after a pause it goes on. Never a silent stall."""
+    """Run a stage for ever: an error in it is shown, and after a pause it goes on. Never a silent
+    stall.
+    """
     pause = 0.1
     while True:
         began = time.monotonic()
@@ -288,9 +308,10 @@ def _unheard(worker: str, error: Exception) -> Happened:
     )
 
 
-def queues_of(app: Onward, queues: Sequence[tuple[str, int | None]] | None) -> dict[str, int | None]:
+def queues_of(
+    app: Onward, queues: Sequence[tuple[str, int | None]] | None
+) -> dict[str, int | None]:
     """The queues to serve: those given, else those of the app's tasks and `default`."""
     if queues:
         return dict(queues)
     return dict.fromkeys(sorted({"default", *(task.options.queue for task in app.tasks.values())}))
-
