@@ -75,6 +75,7 @@ class Executor:
         self._threads = Threads(self._loop)
         self._backlog: deque[tuple[float, Job]] = deque()
         self._filling = False
+        self._closing: str | None = None
         self._pace = 1.0
         self.held: dict[str, Held] = {}
         self.abandoned: dict[tuple[str, int], Held] = {}
@@ -103,12 +104,17 @@ class Executor:
     # --- start ------------------------------------------------------------------------------------
 
     def start(self, jobs: Iterable[Job]) -> None:
-        """Take over jobs that this worker now owns."""
+        """Take over jobs that this worker now owns. Those that come after the end has begun go
+        straight back.
+        """
         now = time.monotonic()
         for job in jobs:
             self.by_queue[job.queue] += 1
             self._backlog.append((now, job))
-        self._fill()
+        if self._closing is None:
+            self._fill()
+        else:
+            self.release_backlog(self._closing)
 
     def _fill(self) -> None:
         """Begin what waits, as long as there are slots; a long row of short bodies lets the loop
@@ -273,6 +279,11 @@ class Executor:
                 self._backlog.remove(entry)
                 self._count_down(entry[1].queue)
                 self._settle(entry[1], Released("cancelled"))
+
+    def begin_no_more(self, why: str) -> None:
+        """From now on only what has begun goes on; everything else is given back."""
+        self._closing = why
+        self.release_backlog(why)
 
     def release_backlog(self, why: str, older_than: float = 0.0) -> None:
         """Give back what has not begun, free of charge."""

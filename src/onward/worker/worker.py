@@ -235,7 +235,7 @@ class Worker:
         we have stopped.
         """
         self.claimer.stop()
-        self.executor.release_backlog("shutdown")
+        self.executor.begin_no_more("shutdown")
         await self._quietly(store.drain, self._plan.id)
         await self._drain(self._settings.grace if self._grace is None else self._grace)
         if not self.executor.idle:
@@ -261,6 +261,7 @@ class Worker:
         """
         emit(Happened(name="worker.lost", level=logging.ERROR, worker=self._plan.id))
         self.claimer.stop()
+        self.executor.begin_no_more("lost")
         await self.executor.empty(LAST_WORDS)
         self.executor.interrupt_all(Why.LOST)
         await self.executor.empty(LAST_WORDS)
