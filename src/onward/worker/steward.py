@@ -11,7 +11,7 @@ from onward.store.database import Database
 from onward.worker.board import Board
 from onward.worker.heart import Heart
 from onward.worker.keeper import Keeper
-from onward.worker.worker import keep_going
+from onward.worker.stage import keep_going
 
 
 class Steward:

@@ -34,7 +34,7 @@ from onward.worker.child import BAD_APP, Hello, Orders
 from onward.worker.heart import Heart
 from onward.worker.keeper import Keeper, remove_lock
 from onward.worker.process import WorkerProcess
-from onward.worker.worker import keep_going
+from onward.worker.stage import keep_going
 
 WATCH = 0.2
 QUICK_DEATH = 10.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -33,6 +33,7 @@ from onward.worker.finisher import Finisher
 from onward.worker.held import Why
 from onward.worker.isolation import Isolation
 from onward.worker.listener import listen
+from onward.worker.stage import keep_going
 
 LAST_WORDS = 1.0
 """Seconds that interrupted bodies get to clean up before the process ends."""
@@ -275,31 +276,6 @@ class Worker:
                 await self._database.arun(op, *args)
         except (DatabaseError, TimeoutError) as error:
             emit(_unheard(self._plan.id, error))
-
-
-async def keep_going(name: str, step: Callable[[], Awaitable[None]]) -> None:
-    """Run a stage for ever: an error in it is shown, and after a pause it goes on. Never a silent
-    stall.
-    """
-    pause = 0.1
-    while True:
-        began = time.monotonic()
-        try:
-            await step()
-        except DatabaseError as error:
-            emit(_stumbled(name, error, logging.WARNING))
-        except Exception as error:
-            emit(_stumbled(name, error, logging.ERROR))
-            logging.getLogger("onward").debug("stage %s", name, exc_info=True)
-        else:
-            return
-        pause = 0.1 if time.monotonic() - began > 10 else min(pause * 2, 5.0)
-        await asyncio.sleep(pause)
-
-
-def _stumbled(name: str, error: Exception, level: int) -> Happened:
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Happened(name="stage.stumbled", level=level, fields={"stage": name, "error": text})
 
 
 def _unheard(worker: str, error: Exception) -> Happened:
