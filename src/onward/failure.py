@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import msgspec
 
-from onward.codec import clean_text, safe_repr, type_name
+from onward.text import clean_text, safe_repr, type_name
 
 MESSAGE_BYTES = 4 * 1024
 TRACEBACK_BYTES = 16 * 1024

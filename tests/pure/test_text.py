@@ -1,0 +1,117 @@
+"""Texts for people: safe to make, short, clean, and without secrets, whatever the value does."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onward.text import clean_text, is_secret, safe_repr, type_name
+from tests.pure import payloads
+from tests.pure.payloads import Colour, Text, anything, hostile_class
+
+# ---------------------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["password", "db_passwd", "SECRET_KEY", "token", "api_key", "apikey", "Authorization",
+     "credentials", "private_key", "set-cookie"],
+)  # fmt: skip
+def test_names_that_look_secret(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["user", "key", "path", "author", "id"])
+def test_names_that_do_not_look_secret(name: str) -> None:
+    assert not is_secret(name)
+
+
+# ---------------------------------------------------------------------------- values and types
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("a\x00\x1b[31m\ud800", r"'a\x00\x1b[31m\ud800'"),
+        ((1,), "(1,)"),
+        ([1, {"a": {2}}], "[1, {'a': {2}}]"),
+        (list(range(100)), "[0, 1, 2, 3, 4, 5, …]"),
+        ([[[[[1]]]]], "[[[[…]]]]"),
+        (10**5000, "<int of 16,610 bits>"),
+        ({"user": {"password": "x"}}, "{'user': {'password': ***}}"),
+        (Text("secret"), f"<{payloads.__name__}.Text object>"),
+        (Colour.RED, f"{payloads.__name__}.Colour.RED"),
+        (dt.date(2024, 1, 1), "datetime.date(2024, 1, 1)"),
+    ],
+    ids=range(10),
+)
+def test_a_value_is_shown_safely(value: object, shown: str) -> None:
+    assert safe_repr(value).startswith(shown)
+
+
+@given(anything)
+@settings(deadline=None)
+def test_a_shown_value_is_short_and_printable(value: object) -> None:
+    shown = safe_repr(value)
+    assert len(shown) <= 80
+    assert clean_text(shown, 80) == shown
+
+
+def test_the_name_of_a_type_is_taken_past_its_metaclass() -> None:
+    assert type_name(int) == "int"
+    assert type_name(Decimal) == "decimal.Decimal"
+    assert type_name(hostile_class()) == f"{payloads.__name__}.HostileClass"
+    odd = type("Odd", (), {"__module__": 5})
+    odd.__qualname__ = "a\x00\ud800"
+    assert type_name(odd) == r"a\x00\ud800"
+
+
+# ---------------------------------------------------------------------------- clean text
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("plain\n\ttext é", "plain\n\ttext é"),
+        ("boom\x00tail", r"boom\x00tail"),
+        ("x\ud800y\udfff", r"x\ud800y\udfff"),
+        ("\x1b[31mred\r\x7f\x9b", r"\x1b[31mred\x0d\x7f\x9b"),
+        ("", ""),
+    ],
+    ids=range(5),
+)
+def test_unsafe_characters_become_visible(text: str, cleaned: str) -> None:
+    assert clean_text(text, 1000) == cleaned
+
+
+def test_a_long_text_is_cut_in_the_middle_and_says_so() -> None:
+    cleaned = clean_text("a" * 500 + "b" * 500, 100)
+    assert len(cleaned) <= 100
+    assert cleaned.startswith("aaa")
+    assert cleaned.endswith("bbb")
+    head, _, rest = cleaned.partition(" […")
+    said, _, tail = rest.partition(" characters cut…] ")
+    assert int(said) == 1000 - len(head) - len(tail)
+
+
+def test_an_escape_is_never_cut_in_half() -> None:
+    cleaned = clean_text("\x00" * 1000, 101)
+    head, _, tail = cleaned.partition(" […")
+    assert head.replace(r"\x00", "") == ""
+    assert tail.partition("…] ")[2].replace(r"\x00", "") == ""
+    assert len(clean_text("\x00" * 99, 100)) <= 100  # Short enough only before it is escaped.
+
+
+@given(st.text(st.characters()), st.integers(0, 200))
+@settings(deadline=None)
+def test_clean_text_is_bounded_valid_and_leaves_nothing_unsafe(text: str, limit: int) -> None:
+    cleaned = clean_text(text, limit)
+    assert len(cleaned) <= limit
+    cleaned.encode()
+    assert all(character.isprintable() or character.isspace() or ord(character) > 159
+               for character in cleaned)  # fmt: skip
+    assert "\x00" not in cleaned
