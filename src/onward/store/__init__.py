@@ -1,1 +1,3 @@
-"""Storage: SQLite and PostgreSQL behind one narrow port. It knows how moves are written, and no policy."""
+"""Storage: SQLite and PostgreSQL behind one narrow port. It knows how moves are written, and no
+policy.
+"""

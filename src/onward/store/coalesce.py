@@ -1,7 +1,8 @@
 """Group commit for callers: whoever asks while a write is under way shares the next one.
 
-No timer and no thread of its own: a write starts at once when none is under way. A batch that the database refuses is cut
-in two until the one bad row is found; its caller gets the error, its neighbours are written.
+No timer and no thread of its own: a write starts at once when none is under way. A batch that the
+database refuses is cut in two until the one bad row is found; its caller gets the error, its
+neighbours are written.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Coalescer(Generic[T]):
         done: Future[None] = Future()
         self._waiting.append((items, done))
         with self._lock:
-            while self._waiting and not done.done():  # There may be more before us than one write takes.
+            # More may stand before us than one write takes.
+            while self._waiting and not done.done():
                 self._flush(_take(self._waiting))
         done.result(0)
 
@@ -73,7 +75,9 @@ class AsyncCoalescer(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     async def write(self, items: Sequence[T]) -> None:
-        """Write the items; returns when they are durable. A caller that is cancelled leaves its items to be written."""
+        """Write the items; returns when they are durable. A caller that is cancelled leaves its
+        items to be written.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((items, done))
         if self._task is None:
@@ -107,7 +111,9 @@ class AsyncCoalescer(Generic[T]):
 
 
 def _may_be_one_row(error: Exception) -> bool:
-    """Whether the rest of a batch may be written without the row that met this error. Not so if the database is away."""
+    """Whether the rest of a batch may be written without the row that met this error. Not so if the
+    database is away.
+    """
     return isinstance(error, Refused) or not isinstance(error, DatabaseError)
 
 

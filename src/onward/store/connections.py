@@ -1,148 +1,204 @@
-"""Enqueue through a connection that the caller has open: the job exists if the caller's transaction commits.
+"""Enqueue through a connection that the caller has open: the job exists if its transaction commits.
 
-The kind of connection is recognised by where its class comes from, so no driver is imported for it. Nothing is notified:
-a wake-up in the caller's transaction would serialise its commits; a worker's poll finds the job.
+In:  the caller's connection, and an operation of the store.    Out: rows in its transaction.
+Nothing is notified: a wake-up in the caller's transaction would serialise commits; a worker's poll
+finds the job. The caller's transaction is never ended here, and still usable if we refuse.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
 
-from onward.errors import DriverConflict
-from onward.store.database import Database
-from onward.store.statements import Statement, numbered_text, psycopg_text, sqlite_text
+from onward.errors import InvalidOption
+from onward.store.database import Again, Database
+from onward.store.migrate import check_version
+from onward.store.statements import Op, Rows, Statement
+from onward.store.ways import Spelt, Way, is_async_sqlalchemy, unfit, unscoped, way_through
+
+T = TypeVar("T")
+
+Steps = Generator[Spelt, Rows, T]
+"""An operation spelt for one driver: it yields texts, is sent their rows, returns what it found."""
 
 
-def write(database: Database, connection: Any, statement: Statement) -> None:
-    """Carry a statement out on the caller's connection.
+def write(
+    database: Database,
+    connection: Any,
+    op: Callable[[], Op[T]],
+    *,
+    several: bool = False,
+    repeats: bool = False,
+) -> T:
+    """Carry an operation out on the caller's connection.
+
+    Args:
+        database: the app's.
+        connection: the caller's, or a SQLAlchemy Session or Connection.
+        op: makes the operation.
+        several: it has several statements; all of them take, or none.
+        repeats: it may meet jobs that are there already.
 
     Raises:
         DriverConflict: a connection of a kind that cannot be used here.
+        SchemaMissing: the database that it leads to has no Onward schema.
+        InvalidOption: a repeat in a transaction that cannot see what others have committed.
     """
-    raw = _unwrapped(connection)
-    match _kind(raw):
-        case "psycopg" | "psycopg2":
-            raw.cursor().execute(psycopg_text(statement.name, _schema(database, raw)), statement.params)
-        case "sqlite3" | "apsw" as driver:
-            _sqlite(database, raw, driver, statement)
-        case "psycopg-async" | "asyncpg" | "sqlalchemy-async":
-            raise _unfit(raw, "it is asynchronous", "await task.aenqueue(…) with it")
-        case _:
-            raise _unfit(raw, "its kind is not known", _KNOWN)
+    connection = unscoped(connection)
+    if is_async_sqlalchemy(connection):
+        raise unfit(connection, "it is asynchronous", "await task.aenqueue(…) with it")
+    way = way_through(database, connection)
+    if way.is_async:
+        raise unfit(connection, "it is asynchronous", "await task.aenqueue(…) with it")
+    steps = _steps(database, way, op, several, repeats)
+    try:
+        step = next(steps)
+        while True:
+            try:
+                rows = way.run(*step)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(rows)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
 
 
-async def awrite(database: Database, connection: Any, statement: Statement) -> None:
+async def awrite(
+    database: Database,
+    connection: Any,
+    op: Callable[[], Op[T]],
+    *,
+    several: bool = False,
+    repeats: bool = False,
+) -> T:
     """The same as `write`, for async code; a synchronous connection is used as it is."""
-    raw = await _aunwrapped(connection)
-    match _kind(raw):
-        case "psycopg-async":
-            text = psycopg_text(statement.name, _schema(database, raw))
-            await raw.cursor().execute(text, statement.params)
-        case "asyncpg":
-            text, names = numbered_text(statement.name, _schema(database, raw))
-            await raw.execute(text, *(statement.params[name] for name in names))
-        case _:
-            write(database, raw, statement)
+
+    def directly(inner: Any) -> T:
+        return write(database, inner, op, several=several, repeats=repeats)
+
+    connection = unscoped(connection)
+    if is_async_sqlalchemy(connection):
+        inside: T = await connection.run_sync(directly)
+        return inside
+    way = way_through(database, connection)
+    if not way.is_async:
+        return directly(connection)
+    steps = _steps(database, way, op, several, repeats)
+    try:
+        step = next(steps)
+        while True:
+            try:
+                rows = await way.run(*step)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(rows)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
 
 
 def in_transaction(connection: Any) -> bool:
-    """Whether a transaction is open on the caller's connection."""
-    if hasattr(connection, "info") and hasattr(connection.info, "transaction_status"):
-        return bool(connection.info.transaction_status)
-    for name in ("in_transaction", "is_in_transaction"):
-        found = getattr(connection, name, None)
-        if found is not None:
-            return bool(found() if callable(found) else found)
+    """Whether a transaction is open on the caller's connection; not so on one that is closed."""
+    with suppress(Exception):
+        status = getattr(getattr(connection, "info", None), "transaction_status", None)
+        if status is not None:
+            return int(status) in _OPEN
+        for name in ("in_transaction", "is_in_transaction"):
+            found = getattr(connection, name, None)
+            if found is not None:
+                return bool(found() if callable(found) else found)
     return False
 
 
-def _kind(raw: Any) -> str:
-    """Which library a connection belongs to. Subclasses and wrappers of the user's count as what they extend."""
-    for cls in type(raw).__mro__:
-        package = cls.__module__.partition(".")[0]
-        if package == "psycopg":
-            return "psycopg-async" if "Async" in cls.__name__ else "psycopg"
-        if package in {"psycopg2", "sqlite3", "apsw", "asyncpg"}:
-            return package
-        if package == "sqlalchemy":
-            return "sqlalchemy-async" if "Async" in cls.__name__ else "sqlalchemy"
-    return "unknown"
+_OPEN = {1, 2, 3}
+"""libpq's PQTRANS_ACTIVE, PQTRANS_INTRANS and PQTRANS_INERROR."""
+
+_RELEASE = "RELEASE SAVEPOINT onward"
+_INSIDE = ("SAVEPOINT onward", _RELEASE, "ROLLBACK TO SAVEPOINT onward", _RELEASE)
+
+_MISSING = {"42P01", "3F000", "42883"}
+"""PostgreSQL's undefined_table, invalid_schema_name and undefined_function."""
 
 
-def _unwrapped(connection: Any) -> Any:
-    """The driver's connection inside a SQLAlchemy Session or Connection, with its transaction begun."""
-    if _kind(connection) != "sqlalchemy":
-        return connection
-    inner = connection.connection
-    if callable(inner):  # a Session: its Connection for this transaction
-        inner = inner().connection
-    return inner.driver_connection
+def _steps(
+    database: Database, way: Way, op: Callable[[], Op[T]], several: bool, repeats: bool
+) -> Steps[T]:
+    try:
+        if not several:
+            return (yield from _spelt(way, op()))
+        yield from _begin_as_the_driver_would(way)
+        if repeats and way.isolation:
+            yield from _check_isolation(way)
+        return (yield from _whole(way, op))
+    except Exception as error:
+        if _sqlstate(error) in _MISSING:
+            check_version(database.shown_url, database.dialect, 0)
+        raise
 
 
-async def _aunwrapped(connection: Any) -> Any:
-    """The driver's connection inside an AsyncSession or AsyncConnection, with its transaction begun."""
-    if _kind(connection) != "sqlalchemy-async":
-        return _unwrapped(connection)
-    if callable(connection.connection):
-        connection = await connection.connection()
-    # SQLAlchemy begins asyncpg's transaction with its own first statement, so there has to be one.
-    await connection.exec_driver_sql("SELECT 1")
-    return (await connection.get_raw_connection()).driver_connection
+def _spelt(way: Way, op: Op[T]) -> Steps[T]:
+    """Each statement of an operation in the driver's words."""
+    try:
+        statement = next(op)
+        while True:
+            rows = yield from _texts(way, statement)
+            statement = op.send(rows)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
 
 
-def _schema(database: Database, raw: Any) -> str:
-    if database.dialect != "postgres":
-        raise _unfit(
-            raw,
-            f"it leads to PostgreSQL, and the app's database is {database.shown_url}",
-            "open the app on the same PostgreSQL database",
+def _texts(way: Way, statement: Statement) -> Steps[Rows]:
+    rows: Rows = []
+    for text, params in way.spell(statement):
+        rows = yield text, params
+    return rows
+
+
+def _whole(way: Way, op: Callable[[], Op[T]]) -> Steps[T]:
+    """All statements or none: in a savepoint of the caller's transaction, or in one of our own."""
+    enter, leave, *undo = _INSIDE if in_transaction(way.raw) else (way.begin, "COMMIT", "ROLLBACK")
+    while True:
+        yield enter, None
+        try:
+            answer = yield from _spelt(way, op())
+        except (Exception, asyncio.CancelledError) as error:
+            for text in undo:
+                with suppress(Exception):
+                    yield text, None
+            if not isinstance(error, Again):
+                raise
+        else:
+            yield leave, None
+            return answer
+
+
+def _begin_as_the_driver_would(way: Way) -> Steps[None]:
+    """Open the transaction that the driver opens before a write, if the caller has not yet."""
+    if not in_transaction(way.raw) and (text := way.implicit()):
+        yield text, None
+
+
+def _check_isolation(way: Way) -> Steps[None]:
+    """A snapshot from before a job's end shows no such job, and it would be enqueued once more."""
+    rows = yield way.isolation, None
+    if in_transaction(way.raw) and rows[0][0] != "read committed":
+        raise InvalidOption(
+            f"an explicit id cannot be used in a transaction that is {rows[0][0]}",
+            why="it does not see what ended meanwhile, so the same call could be made twice",
+            fix="use READ COMMITTED for this transaction, or leave the id out",
         )
-    schema: str = getattr(database, "schema")  # noqa: B009
-    return schema
 
 
-def _sqlite(database: Database, raw: Any, driver: str, statement: Statement) -> None:
-    if database.dialect != "sqlite":
-        raise _unfit(
-            raw,
-            f"it leads to SQLite, and the app's database is {database.shown_url}",
-            "open the app on the same file: Onward('sqlite:///…')",
-        )
-    used: str = database.driver.name  # type: ignore[attr-defined]  # pyright: ignore
-    if used != driver:
-        raise DriverConflict(
-            f"a {driver} connection cannot be used: the app opens its file with {used}",
-            why="two SQLite libraries in one process on one file cancel each other's locks, which damages the file",
-            fix=f'Onward(…, sqlite_driver="{driver}")',
-        )
-    _check_file(database, raw)
-    _give_clock(database, raw, driver)
-    for step in sqlite_text(statement.name):
-        raw.execute(step, dict(statement.params))
-
-
-def _check_file(database: Database, raw: Any) -> None:
-    wanted: Path = database.path  # type: ignore[attr-defined]  # pyright: ignore
-    files = [row[2] for row in raw.execute("PRAGMA database_list") if row[1] == "main"]
-    if not files or not files[0] or not Path(files[0]).exists():
-        raise _unfit(raw, "it has no file", f"connect to {wanted}")
-    if not wanted.exists() or not wanted.samefile(files[0]):
-        raise _unfit(raw, f"its file is {files[0]}, the app's is {wanted}", "use the same file")
-
-
-def _give_clock(database: Database, raw: Any, driver: str) -> None:
-    """The statement asks for the database's clock, which on SQLite is a function of the connection."""
-    clock: Any = database.clock  # type: ignore[attr-defined]  # pyright: ignore
-    if driver == "apsw":
-        raw.create_scalar_function("onward_clock", clock, 0)
-    else:
-        raw.create_function("onward_clock", 0, clock)
-
-
-_KNOWN = "psycopg, asyncpg, sqlite3, apsw connections and SQLAlchemy sessions or connections can be used"
-
-
-def _unfit(raw: Any, why: str, fix: str) -> DriverConflict:
-    kind = f"{type(raw).__module__}.{type(raw).__qualname__}"
-    return DriverConflict(f"cannot enqueue through this {kind}", why=why, fix=fix)
+def _sqlstate(error: BaseException) -> str | None:
+    """PostgreSQL's code of an error, whichever library wraps it."""
+    for layer in (error, getattr(error, "orig", None)):
+        found = getattr(layer, "sqlstate", None) or getattr(layer, "pgcode", None)
+        if found:
+            return str(found)
+    return None

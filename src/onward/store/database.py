@@ -1,8 +1,9 @@
 """The port: what a database must be able to do for Onward, and nothing else.
 
-An operation is a generator of statements, so one narrow pair of runners (sync and async) is enough for all of them.
-Whatever goes wrong below comes up as one of few errors: `DatabaseUnavailable` (nobody knows whether it took),
-`Refused` (the data will never be taken), `SchemaMissing`; everything that only asks to be repeated is repeated here.
+An operation is a generator of statements, so one narrow pair of runners (sync and async) is enough
+for all of them. Whatever goes wrong below comes up as one of few errors: `DatabaseUnavailable`
+(nobody knows whether it took), `Refused` (the data will never be taken), `SchemaMissing`;
+everything that only asks to be repeated is repeated here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Duplicate(Refused):
 
 
 class Wakeup(Protocol):
-    """A hint that something may have been enqueued. It may come too often or be lost: the poll is the truth."""
+    """A hint that something may have been enqueued. It may come too often or be lost: the poll is
+    the truth.
+    """
 
     async def wait(self, timeout: float) -> bool:
         """Wait for a hint, at most `timeout` seconds; returns whether one came."""
@@ -51,8 +54,12 @@ class Database(Protocol):
     dialect: str
     shown_url: str
     notifies: bool
-    """Whether a wake-up costs the enqueuer something, so that workers should say when they want none."""
+    """Whether a wake-up costs the enqueuer something, so that workers should say when they want
+    none.
+    """
 
+    local: bool
+    """Whether all its workers are on one machine: when one of them cannot write to it, none can."""
 
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out an operation in one transaction, and return when it is durable."""
@@ -73,7 +80,9 @@ class Database(Protocol):
     async def aenqueue(self, jobs: Sequence[NewJob]) -> None: ...
 
     def lock_folder(self) -> Path | None:
-        """Where worker processes of this machine keep lock files as proof of life; None: no such place is shared."""
+        """Where worker processes of this machine keep lock files as proof of life; None: no such
+        place is shared.
+        """
         ...
 
     async def wakeup(self) -> Wakeup:
@@ -97,7 +106,9 @@ class Database(Protocol):
     async def aclose(self) -> None: ...
 
     async def close_loop(self) -> None:
-        """Close the connections that belong to the running loop; those of threads and other loops stay."""
+        """Close the connections that belong to the running loop; those of threads and other loops
+        stay.
+        """
         ...
 
 

@@ -1,4 +1,6 @@
-"""Migrations: numbered SQL files, each applied once and in order, never edited after they have landed."""
+"""Migrations: numbered SQL files, each applied once and in order, never edited after they have
+landed.
+"""
 
 from __future__ import annotations
 

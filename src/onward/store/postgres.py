@@ -1,9 +1,11 @@
-"""PostgreSQL through psycopg 3: few connections, autocommitted statements, no session state for correctness.
+"""PostgreSQL through psycopg 3: few connections, autocommitted statements, no session state for
+correctness.
 
 In:  operations from any thread or loop.    Out: their answers, after the commit.
-A move is one statement where possible; else an explicit READ COMMITTED transaction, which the server ends if we vanish.
-What only asks to be repeated (serialization, deadlock, a pooled connection that had died) is repeated here. Nothing is
-prepared, because prepared statements turn to generic plans (and PgBouncer does not keep them).
+A move is one statement where possible; else an explicit READ COMMITTED transaction, which the
+server ends if we vanish. What only asks to be repeated (serialization, deadlock, a pooled
+connection that had died) is repeated here. Nothing is prepared, because prepared statements turn to
+generic plans (and PgBouncer does not keep them).
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, LiteralString, ParamSpec, TypeVar, cast
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import errors, sql
@@ -25,6 +26,7 @@ from psycopg.conninfo import conninfo_to_dict
 from onward.errors import DatabaseUnavailable, InvalidOption
 from onward.job import NewJob
 from onward.store import store
+from onward.store.address import shown
 from onward.store.coalesce import AsyncCoalescer, Coalescer
 from onward.store.database import Again, Duplicate, Refused
 from onward.store.migrate import check_version, migrations, missing
@@ -34,13 +36,17 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 MOST_CONNECTIONS = 8
-"""Connections of one process's callers at most, sync and async each; a worker process adds one that listens."""
+"""Connections of one process's callers at most, sync and async each; a worker process adds one that
+listens.
+"""
 
 REPEATS = 50
 """How often a statement that met a serialization failure or a deadlock is repeated."""
 
 NOTIFY_GAP = 0.005
-"""Wake-ups of one process are at least this many seconds apart; a woken worker looks again by itself meanwhile."""
+"""Wake-ups of one process are at least this many seconds apart; a woken worker looks again by
+itself meanwhile.
+"""
 
 TRANSACTION_SECONDS = 8
 """How long the server keeps an open transaction whose client has gone silent. Below the lease."""
@@ -62,7 +68,8 @@ _AGAIN = (errors.SerializationFailure, errors.DeadlockDetected, Again)
 _REFUSED = (
     psycopg.IntegrityError,
     psycopg.DataError,
-    errors.ProgramLimitExceeded,  # To psycopg an operational error; it means a name too long for an index.
+    # To psycopg an operational error; it means a name too long for an index.
+    errors.ProgramLimitExceeded,
 )
 _MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction)
 
@@ -73,11 +80,13 @@ class PostgresDatabase:
     Args:
         url: where it is, `postgresql://…`.
         schema: the schema of Onward's tables.
-        listen_url: a direct address for LISTEN, where `url` leads through a pooler that does not keep sessions.
+        listen_url: a direct address for LISTEN, where `url` leads through a pooler that does not
+            keep sessions.
     """
 
     dialect = "postgres"
     notifies = True
+    local = False
 
     def __init__(self, url: str, *, schema: str = "onward", listen_url: str | None = None) -> None:
         if not schema.isidentifier() or len(schema) > 60:
@@ -96,7 +105,9 @@ class PostgresDatabase:
         _living.add(self)
 
     def _reset(self) -> None:
-        """Forget every connection: at the start and in a forked child, which must not speak on its parent's."""
+        """Forget every connection: at the start and in a forked child, which must not speak on its
+        parent's.
+        """
         self._known: bool = False
         self._strict: bool = False
         self._idle: list[psycopg.Connection] = []
@@ -106,7 +117,7 @@ class PostgresDatabase:
             weakref.WeakKeyDictionary()
         )
 
-    # --- the port, sync ---------------------------------------------------------------------------------------------
+    # --- the port, sync ---------------------------------------------------------------------------
 
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._repeated(lambda: self._run_once(lambda: op(*args, **kwargs)))
@@ -138,9 +149,15 @@ class PostgresDatabase:
 
     def facts(self) -> dict[str, Any]:
         with self._translated(), self._connect(self.url) as connection:
-            names = ("server_version", "fsync", "synchronous_commit", "default_transaction_isolation")
+            names = (
+                "server_version",
+                "fsync",
+                "synchronous_commit",
+                "default_transaction_isolation",
+            )
             rows = connection.execute(
-                "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [[*names, "max_connections"]]
+                "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)",
+                [[*names, "max_connections"]],
             )
             return dict(rows.fetchall()) | {"driver": f"psycopg {psycopg.__version__}"}
 
@@ -148,7 +165,7 @@ class PostgresDatabase:
         while connection := _popped(self._idle):
             connection.close()
 
-    # --- the port, async --------------------------------------------------------------------------------------------
+    # --- the port, async --------------------------------------------------------------------------
 
     async def arun(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._arepeated(lambda: self._arun_once(lambda: op(*args, **kwargs)))
@@ -171,7 +188,7 @@ class PostgresDatabase:
             for connection in side.idle:
                 await connection.close()
 
-    # --- one try, sync ----------------------------------------------------------------------------------------------
+    # --- one try, sync ----------------------------------------------------------------------------
 
     def _repeated(self, once: Callable[[], T]) -> T:
         """Try until nothing asks to be repeated."""
@@ -185,7 +202,9 @@ class PostgresDatabase:
         raise self._restless(last)
 
     def _run_once(self, make: Callable[[], Op[T]]) -> T:
-        """Carry the operation out on a connection; if a pooled one turns out to be dead, once more on a fresh one."""
+        """Carry the operation out on a connection; if a pooled one turns out to be dead, once more
+        on a fresh one.
+        """
         with self._slots, self._translated():
             if pooled := _popped(self._idle):
                 try:
@@ -233,9 +252,7 @@ class PostgresDatabase:
         return cursor.fetchall() if cursor.description else []
 
     def _connect(self, url: str) -> psycopg.Connection:
-        connection = psycopg.connect(
-            url, autocommit=True, prepare_threshold=None, **_options(url)
-        )
+        connection = psycopg.connect(url, autocommit=True, prepare_threshold=None, **_options(url))
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
@@ -249,7 +266,7 @@ class PostgresDatabase:
                 raise
         return connection
 
-    # --- one try, async ---------------------------------------------------------------------------------------------
+    # --- one try, async ---------------------------------------------------------------------------
 
     async def _arepeated(self, once: Callable[[], Awaitable[T]]) -> T:
         last: Exception = Again()
@@ -338,10 +355,12 @@ class PostgresDatabase:
             side = self._sides[loop] = _AsyncSide(self._aenqueue_now)
         return side
 
-    # --- enqueue and wake -------------------------------------------------------------------------------------------
+    # --- enqueue and wake -------------------------------------------------------------------------
 
     def _enqueue_now(self, jobs: Sequence[NewJob]) -> None:
-        """The first try is a plain INSERT. If its answer was lost, only the repeat may meet its own rows."""
+        """The first try is a plain INSERT. If its answer was lost, only the repeat may meet its own
+        rows.
+        """
         try:
             idle = self._repeated(lambda: self._first_try(jobs))
         except DatabaseUnavailable:
@@ -372,7 +391,9 @@ class PostgresDatabase:
                 return await self._aon(side, connection, lambda: store.enqueue(jobs))
 
     def notify(self) -> None:
-        """Wake idle workers, apart from any write: a NOTIFY serialises the commits of those who do it together."""
+        """Wake idle workers, apart from any write: a NOTIFY serialises the commits of those who do
+        it together.
+        """
         if not self._may_notify():
             return
         with contextlib.suppress(psycopg.Error), self._slots:
@@ -406,24 +427,30 @@ class PostgresDatabase:
         return True
 
     def _notification(self) -> sql.Composed:
-        return sql.SQL(
-            "BEGIN; SET LOCAL synchronous_commit TO off; NOTIFY {}; COMMIT"
-        ).format(sql.Identifier(self.channel))
+        return sql.SQL("BEGIN; SET LOCAL synchronous_commit TO off; NOTIFY {}; COMMIT").format(
+            sql.Identifier(self.channel)
+        )
 
-    # --- schema and errors ------------------------------------------------------------------------------------------
+    # --- schema and errors ------------------------------------------------------------------------
 
     def _sql(self, text: LiteralString) -> sql.Composed:
         return sql.SQL(text).format(sql.Identifier(self.schema))
 
     def _version(self, connection: psycopg.Connection) -> int:
-        known = connection.execute("SELECT to_regclass(%s)", [f'"{self.schema}".migration']).fetchone()
+        known = connection.execute(
+            "SELECT to_regclass(%s)", [f'"{self.schema}".migration']
+        ).fetchone()
         if not known or known[0] is None:
             return 0
-        row = connection.execute(self._sql("SELECT coalesce(max(version), 0) FROM {}.migration")).fetchone()
+        row = connection.execute(
+            self._sql("SELECT coalesce(max(version), 0) FROM {}.migration")
+        ).fetchone()
         return int(row[0]) if row else 0
 
     def _learn(self, version: int, isolation: tuple[Any, ...] | None) -> None:
-        """Once a process: is the schema ours, and must each statement ask for READ COMMITTED by itself?"""
+        """Once a process: is the schema ours, and must each statement ask for READ COMMITTED by
+        itself?
+        """
         check_version(self.shown_url, "postgres", version)
         self._strict = bool(isolation and isolation[0] != "read committed")
         self._known = True
@@ -449,7 +476,8 @@ class PostgresDatabase:
                 fix="check that the server answers: psql, pg_isready; Onward goes on when it is back",
             ) from error
         except psycopg.Error as error:
-            # A standby, a missing privilege, a session that was ended: no fault of the data, so it is not refused.
+            # A standby, a missing privilege, a session that was ended: no fault of the data, so it
+            # is not refused.
             raise DatabaseUnavailable(
                 f"{self.shown_url} cannot be used: {_first_line(error)}",
                 why=f"PostgreSQL answers {type(error).__name__}",
@@ -474,7 +502,9 @@ class _AsyncSide:
 
 
 class PostgresWakeup:
-    """LISTEN on a connection of its own. When it is lost it is opened anew, and that counts as a hint."""
+    """LISTEN on a connection of its own. When it is lost it is opened anew, and that counts as a
+    hint.
+    """
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
@@ -492,7 +522,7 @@ class PostgresWakeup:
             return False
 
     async def _heard(self, connection: psycopg.AsyncConnection, timeout: float) -> bool:
-        async with contextlib.aclosing(_notifies(connection, timeout)) as heard:
+        async with contextlib.aclosing(connection.notifies(timeout=timeout, stop_after=1)) as heard:
             async for _ in heard:
                 return True
         async with asyncio.timeout(5):
@@ -514,12 +544,6 @@ class PostgresWakeup:
             with contextlib.suppress(Exception):
                 await self._connection.close()
             self._connection = None
-
-
-def _notifies(
-    connection: psycopg.AsyncConnection, timeout: float
-) -> AsyncIterator[psycopg.Notify] | Any:
-    return connection.notifies(timeout=timeout, stop_after=1)
 
 
 _LIMIT: LiteralString = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}s'"
@@ -564,17 +588,6 @@ def _first_line(error: Exception) -> str:
 def _lock_key(schema: str) -> int:
     """A number of our own for the lock that keeps two migrations of one schema apart."""
     return int.from_bytes(b"onw" + schema.encode()[:4].ljust(4, b"_"), "big")
-
-
-def shown(url: str) -> str:
-    """The URL without its password, for messages."""
-    parts = urlsplit(url)
-    host = parts.netloc
-    if "@" in host:
-        user, _, rest = host.rpartition("@")
-        host = f"{user.split(':')[0]}@{rest}"
-    query = "&".join(p for p in parts.query.split("&") if p and not p.startswith("password="))
-    return urlunsplit((parts.scheme, host, parts.path, query, ""))
 
 
 _living: weakref.WeakSet[PostgresDatabase] = weakref.WeakSet()

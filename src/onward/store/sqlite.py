@@ -1,9 +1,11 @@
-"""SQLite: one thread owns the one writing connection; whatever was asked meanwhile shares its next commit.
+"""SQLite: one thread owns the one writing connection; whatever was asked meanwhile shares its next
+commit.
 
-In:  operations from any thread or loop.    Out: their answers, after the commit (WAL, `synchronous=FULL`).
-Each operation runs in a savepoint of its own, so that a bad one fails alone. Reads go through a connection of their own.
-Other processes are noticed by `PRAGMA data_version`. Nothing of this crosses a fork: every connection is closed before one,
-and parent and child open their own when they next need them.
+In:  operations from any thread or loop.    Out: their answers, after the commit (WAL,
+    `synchronous=FULL`). Each operation runs in a savepoint of its own, so that a bad one fails
+    alone. Reads go through a connection of their own. Other processes are noticed by `PRAGMA
+    data_version`. Nothing of this crosses a fork: every connection is closed before one, and parent
+    and child open their own when they next need them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 BUSY_SECONDS = 10.0
-"""How long a write waits for another process's transaction before the database counts as unavailable."""
+"""How long a write waits for another process's transaction before the database counts as
+unavailable.
+"""
 
 WATCH_SECONDS = 0.002
 """How often an idle listener looks whether another process has committed."""
@@ -55,6 +59,7 @@ class SqliteDatabase:
 
     dialect = "sqlite"
     notifies = False
+    local = True
 
     def __init__(self, path: Path, driver: Driver, *, synchronous: str = "FULL") -> None:
         self.path = path.expanduser().absolute()
@@ -72,7 +77,7 @@ class SqliteDatabase:
         self._asleep: list[SqliteWakeup] = []
         _living.add(self)
 
-    # --- the port ---------------------------------------------------------------------------------------------------
+    # --- the port ---------------------------------------------------------------------------------
 
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         while True:
@@ -144,7 +149,7 @@ class SqliteDatabase:
     async def close_loop(self) -> None:
         """Connections here belong to no loop."""
 
-    # --- the writer -------------------------------------------------------------------------------------------------
+    # --- the writer -------------------------------------------------------------------------------
 
     def _submit(self, make: Callable[[], Op[T]]) -> Future[T]:
         future: Future[T] = Future()
@@ -158,7 +163,9 @@ class SqliteDatabase:
         return future
 
     def _stop_writer(self) -> None:
-        """Under the lock, so that nobody starts the next writer while this one does what it has been given."""
+        """Under the lock, so that nobody starts the next writer while this one does what it has
+        been given.
+        """
         thread, self._thread = self._thread, None
         if thread is not None:
             self._todo.put(None)
@@ -202,7 +209,7 @@ class SqliteDatabase:
         try:
             answer: Any = _carry_out(connection, make())
         except Exception as error:
-            if isinstance(error, self.driver.errors) and not isinstance(error, self.driver.constraint):
+            if self._in_trouble(error):
                 raise
             answer = self.translate(error)
             if among:
@@ -211,10 +218,18 @@ class SqliteDatabase:
             connection.rows("RELEASE op")
         return answer
 
+    def _in_trouble(self, error: Exception) -> bool:
+        """Whether an error is about the database, and not about one operation."""
+        return isinstance(error, self.driver.errors) and not isinstance(
+            error, self.driver.constraint
+        )
+
     def _give_up(
         self, connection: Connection | None, batch: list[Work], error: BaseException
     ) -> Connection | None:
-        """The transaction failed as a whole: nothing of it took. Everyone is told, and the connection is opened anew."""
+        """The transaction failed as a whole: nothing of it took. Everyone is told, and the
+        connection is opened anew.
+        """
         if connection is not None:
             with contextlib.suppress(Exception):
                 connection.rows("ROLLBACK")
@@ -224,7 +239,7 @@ class SqliteDatabase:
             _answer(future, self.translate(error))
         return None
 
-    # --- a fork -----------------------------------------------------------------------------------------------------
+    # --- a fork -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
         """Close every connection, and let none be opened before `resume`."""
@@ -243,7 +258,7 @@ class SqliteDatabase:
         self._reading.release()
         self._lock.release()
 
-    # --- opening ----------------------------------------------------------------------------------------------------
+    # --- opening ----------------------------------------------------------------------------------
 
     def open_ready(self, clock: Callable[[], float] | None = None) -> Connection:
         """A connection to a file that has today's schema: created and migrated on first use."""
@@ -274,7 +289,9 @@ class SqliteDatabase:
             raise self.translate(error) from error
 
     def _into_wal(self, connection: Connection) -> None:
-        """Set the journal mode, which is stored in the file. SQLite does not wait here for another process that does so too."""
+        """Set the journal mode, which is stored in the file. SQLite does not wait here for another
+        process that does so too.
+        """
         end = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -289,7 +306,9 @@ class SqliteDatabase:
         return self.clock()
 
     def _writing_now(self) -> float:
-        """The writer's time stands still while a transaction lasts, as PostgreSQL's does: what it writes is one moment."""
+        """The writer's time stands still while a transaction lasts, as PostgreSQL's does: what it
+        writes is one moment.
+        """
         return self.clock() if self._moment is None else self._moment
 
     def _migrate(self, connection: Connection) -> list[str]:
@@ -475,9 +494,10 @@ _paused: list[SqliteDatabase] = []
 
 
 def _before_fork() -> None:
-    """SQLite keeps a process's locks in that process's memory, and the kernel gives none of them to a child. A child that was
-    forked beside an open connection would take locks for its own that it does not hold, and what it commits could be lost.
-    So no connection is open while a process forks.
+    """SQLite keeps a process's locks in that process's memory, and the kernel gives none of them to
+    a child. A child that was forked beside an open connection would take locks for its own that it
+    does not hold, and what it commits could be lost. So no connection is open while a process
+    forks.
     """
     _forking.acquire()
     for database in list(_living):

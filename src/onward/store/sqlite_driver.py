@@ -1,7 +1,9 @@
-"""The two ways to open SQLite: apsw, whose bundled library is current, and the standard library's sqlite3.
+"""The two ways to open SQLite: apsw, whose bundled library is current, and the standard library's
+sqlite3.
 
-Two SQLite libraries in one process on one file cancel each other's POSIX locks. So a file that the application itself opens
-with sqlite3 must be driven through sqlite3 here too: `Onward(..., sqlite_driver="sqlite3")`.
+Two SQLite libraries in one process on one file cancel each other's POSIX locks. So a file that the
+application itself opens with sqlite3 must be driven through sqlite3 here too: `Onward(...,
+sqlite_driver="sqlite3")`.
 """
 
 from __future__ import annotations

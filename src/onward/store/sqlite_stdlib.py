@@ -19,7 +19,8 @@ class StdlibConnection:
         return self._connection.execute(text, params or {}).fetchall()
 
     def script(self, text: str) -> None:
-        # executescript would commit what is open, so the steps are cut here: a step ends where SQLite says it is complete.
+        # executescript would commit what is open, so the steps are cut here: a step ends where
+        # SQLite says it is complete.
         step = ""
         for line in text.splitlines(keepends=True):
             step += line

@@ -1,7 +1,8 @@
 """Every SQL statement by name, read from the `.sql` files beside this one.
 
-A statement with its parameters is a value, so whatever can carry out SQL can carry it: our own connections, sync and
-async, and the caller's. Text is never built; it is only spelt for the dialect: the tables' prefix and the placeholders.
+A statement with its parameters is a value, so whatever can carry out SQL can carry it: our own
+connections, sync and async, and the caller's. Text is never built; it is only spelt for the
+dialect: the tables' prefix and the placeholders.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ Rows = list[tuple[Any, ...]]
 
 
 class Statement(NamedTuple):
-    """One named statement and its parameters. `alone` says that its operation consists of nothing else."""
+    """One named statement and its parameters. `alone` says that its operation consists of nothing
+    else.
+    """
 
     name: str
     params: Mapping[str, Any]
@@ -25,7 +28,9 @@ class Statement(NamedTuple):
 
 
 Op = Generator[Statement, Rows, T]
-"""An operation of the store: it yields statements, is sent their rows, and returns what it found. One transaction."""
+"""An operation of the store: it yields statements, is sent their rows, and returns what it found.
+One transaction.
+"""
 
 
 class Twin(NamedTuple):

@@ -1,7 +1,8 @@
 """What the store can do, in no dialect: each operation yields statements and returns what it found.
 
 In:  values from the words (`NewJob`, `Change`).    Out: rows as values, and which writes took.
-Every write is conditional on what its writer saw. The store decides nothing: a sweep is handed its decision as an argument.
+Every write is conditional on what its writer saw. The store decides nothing: a sweep is handed its
+decision as an argument.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 
 class Claimed(Struct, frozen=True):
-    """A job that this worker now owns, and its due time: the place in the queue where the next claim goes on."""
+    """A job that this worker now owns, and its due time: the place in the queue where the next
+    claim goes on.
+    """
 
     job: Job
     run_at: float
 
 
 class Lane(Struct, frozen=True):
-    """A (queue, priority) pair that has queued jobs; the first is due in `due_in` seconds (0 or less: now)."""
+    """A (queue, priority) pair that has queued jobs; the first is due in `due_in` seconds (0 or
+    less: now).
+    """
 
     queue: str
     priority: int
@@ -66,7 +71,9 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class Registration(Struct, frozen=True, kw_only=True):
-    """A worker as it introduces itself. `lease` is in seconds; `lock_path` proves its death where there is one file."""
+    """A worker as it introduces itself. `lease` is in seconds; `lock_path` proves its death where
+    there is one file.
+    """
 
     id: str
     name: str
@@ -81,12 +88,15 @@ class Registration(Struct, frozen=True, kw_only=True):
 
 
 class Lease(Struct, frozen=True):
-    """A live worker's lease as a sweeper sees it: its end (opaque), and whether the database's clock is past it."""
+    """A live worker's lease as a sweeper sees it: its end and its last renewal (both opaque), and
+    whether the database's clock is past its end.
+    """
 
     worker: str
     until: float
     over: bool
     lock_path: str | None
+    beat: float = 0.0
 
 
 def dumps(value: Any) -> str:
@@ -94,11 +104,13 @@ def dumps(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-# --- jobs -----------------------------------------------------------------------------------------------------------
+# --- jobs -----------------------------------------------------------------------------------------
 
 
 def enqueue(jobs: Sequence[NewJob]) -> Op[bool]:
-    """Write new jobs, each of them for the first time. Returns whether some worker is idle and wants to be woken."""
+    """Write new jobs, each of them for the first time. Returns whether some worker is idle and
+    wants to be woken.
+    """
     rows = yield Statement("enqueue", {"jobs": dumps(jobs)})
     return bool(rows and rows[0][0])
 
@@ -111,7 +123,8 @@ def enqueue_again(jobs: Sequence[NewJob]) -> Op[set[str]]:
     """
     rows = yield Statement("enqueue_again", {"jobs": dumps(jobs)}, alone=False)
     born = {row[0] for row in rows}
-    # A job may have ended between the two statements: then roll back, and look again with that known.
+    # A job may have ended between the two statements: then roll back, and look again with that
+    # known.
     over = yield Statement("finished_among", {"ids": dumps([job.id for job in jobs])}, alone=False)
     for job in jobs:
         if job.id in born and job.id in {row[0] for row in over}:
@@ -144,8 +157,8 @@ def claim(
         worker: who claims.
         tasks: the names of the tasks it knows, as a JSON list.
         lane: the queue and the priority.
-        after: due time and id of the last job claimed there, or `(0, FIRST_ID)` to look from the start.
-        limit: how many at most.
+        after: due time and id of the last job claimed there, or `(0, FIRST_ID)` to look from the
+            start. limit: how many at most.
     """
     rows = yield Statement(
         "claim",
@@ -176,7 +189,8 @@ def lanes(queues: Iterable[str]) -> Op[list[Lane]]:
 def apply(changes: Sequence[Change]) -> Op[set[str]]:
     """Write the changes whose job is still as it was seen; returns the ids of those that took.
 
-    Follow-up jobs of a change are written with it, or not at all. Of several changes of one job only the first can take.
+    Follow-up jobs of a change are written with it, or not at all. Of several changes of one job
+    only the first can take.
     """
     first = {change.id: change for change in reversed(changes)}
     final = [change for change in first.values() if change.after in TERMINAL]
@@ -188,8 +202,8 @@ def apply(changes: Sequence[Change]) -> Op[set[str]]:
     if live:
         taken |= yield from _write("go_on", live, alone)
     born = [job for change in final if change.id in taken for job in change.follow_ups]
-    if born:
-        yield from enqueue(born)
+    if born:  # One may have an id of the caller's, which may be there already.
+        yield from enqueue_again(born)
     return taken
 
 
@@ -199,7 +213,8 @@ def _write(name: str, changes: list[Change], alone: bool) -> Op[set[str]]:
 
 
 def move(id: str, decide: Callable[[Job], Change | None]) -> Op[JobState]:
-    """Read one job, decide, and write if it is still as it was read; otherwise the whole is repeated.
+    """Read one job, decide, and write if it is still as it was read; otherwise the whole is
+    repeated.
 
     Args:
         id: of the job.
@@ -226,7 +241,9 @@ def move(id: str, decide: Callable[[Job], Change | None]) -> Op[JobState]:
 
 
 def hold(job: str, attempt: int, seconds: float) -> Op[bool]:
-    """Keep a queued job from being due for `seconds` from now; returns whether it is still queued with that attempt."""
+    """Keep a queued job from being due for `seconds` from now; returns whether it is still queued
+    with that attempt.
+    """
     rows = yield Statement("hold", {"id": job, "attempt": attempt, "seconds": seconds})
     return bool(rows)
 
@@ -234,7 +251,8 @@ def hold(job: str, attempt: int, seconds: float) -> Op[bool]:
 def look(change: Change) -> Op[tuple[Job | None, bool]]:
     """Look again at a job whose change did not take.
 
-    Returns the job as it is now (None: gone), and whether this very change took after all: its answer may have been lost.
+    Returns the job as it is now (None: gone), and whether this very change took after all: its
+    answer may have been lost.
     """
     rows = yield Statement("job", {"id": change.id}, alone=False)
     past = yield Statement("attempt", {"id": change.id, "number": change.attempt}, alone=False)
@@ -274,7 +292,7 @@ def refusal_of(change: Change, found: Job | None, detail: str | None = None) -> 
     )
 
 
-# --- workers --------------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------
 
 
 def register(worker: Registration) -> Op[None]:
@@ -307,8 +325,17 @@ def stop(worker: str, reason: str) -> Op[bool]:
     return bool(rows)
 
 
-def lose(worker: str, reason: str, seen: float | None = None) -> Op[bool]:
-    """active or draining > lost: with the lease that was `seen`, only while it is unchanged and over."""
+def lose(
+    worker: str,
+    reason: str,
+    seen: float | None = None,
+    still: Callable[[], bool] | None = None,
+) -> Op[bool]:
+    """active or draining > lost: with the lease that was `seen`, only while it is unchanged and
+    over. `still` is asked when the write's turn has come: whether it is to be made at all.
+    """
+    if still is not None and not still():
+        return False
     rows = yield Statement("lose", {"id": worker, "reason": reason, "seen": seen})
     return bool(rows)
 
@@ -316,7 +343,7 @@ def lose(worker: str, reason: str, seen: float | None = None) -> Op[bool]:
 def leases() -> Op[list[Lease]]:
     """The leases of all live workers."""
     rows = yield Statement("leases", {})
-    return [Lease(row[0], row[1], bool(row[2]), row[3]) for row in rows]
+    return [Lease(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]
 
 
 def sweep(decide: Callable[[Job, str], Change], limit: int = 500) -> Op[list[Change]]:
@@ -346,7 +373,7 @@ def cancelling(worker: str) -> Op[list[tuple[str, int]]]:
     return [(row[0], row[1]) for row in rows]
 
 
-# --- reads ----------------------------------------------------------------------------------------------------------
+# --- reads ----------------------------------------------------------------------------------------
 
 
 def now() -> Op[float]:
@@ -396,6 +423,14 @@ def attempts(id: str) -> Op[list[Attempt]]:
     return [_attempt(row) for row in rows]
 
 
+def among(ids: Sequence[str]) -> Op[list[Job]]:
+    """Those of these jobs that are there, as a decision sees them; more statements may follow in
+    the transaction.
+    """
+    rows = yield Statement("jobs_among", {"ids": dumps(ids)}, alone=False)
+    return [_job(row) for row in rows]
+
+
 def refusals(id: str | None = None, limit: int = 100) -> Op[list[Refusal]]:
     """Refused writes, newest first: of one job, or of all."""
     rows = yield Statement("refusals", {"id": id, "limit": limit})
@@ -429,7 +464,9 @@ def read(name: str, **params: Any) -> Op[list[tuple[Any, ...]]]:
 
 
 def prune(state: JobState, keep: float, limit: int) -> Op[int]:
-    """One step of retention: up to `limit` jobs that ended in `state` more than `keep` seconds ago; returns how many."""
+    """One step of retention: up to `limit` jobs that ended in `state` more than `keep` seconds ago;
+    returns how many.
+    """
     rows = yield Statement("prune", {"state": state.value, "keep": keep, "limit": limit})
     return len(rows)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from onward.errors import DriverMissing, InvalidOption
+from onward.store.address import checked
 from onward.store.database import Database
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "extra": "EXTRA"}
@@ -24,20 +25,21 @@ def open_database(
         url: `sqlite:///relative.db`, `sqlite:////absolute.db`, or `postgresql://user@host/name`.
         schema: PostgreSQL only: the schema of Onward's tables.
         listen_url: PostgreSQL only: a direct address for LISTEN, beside a pooled `url`.
-        sqlite_driver: SQLite only: `apsw`, or `sqlite3` where the application opens the same file with it.
+        sqlite_driver: SQLite only: `apsw`, or `sqlite3` where the application opens the same file
+            with it.
 
     Raises:
         InvalidOption: no such kind of database, or a URL that leads nowhere.
         DriverMissing: the driver is not installed.
     """
-    scheme = urlsplit(url).scheme.lower()
+    scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
         return _sqlite(url, sqlite_driver)
     if scheme in {"postgresql", "postgres"}:
         return _postgres(url, schema, listen_url)
     raise InvalidOption(
         f"the database URL {_shorten(url)!r} names no database that Onward knows",
-        why=f"its scheme is {scheme or 'missing'}",
+        why="it begins with neither sqlite:// nor postgresql://",
         fix="sqlite:///onward.db for a file, postgresql://user@host/name for a server",
     )
 
@@ -73,10 +75,13 @@ def _postgres(url: str, schema: str, listen_url: str | None) -> Database:
             why=str(error),
             fix="pip install 'onward[postgres]'",
         ) from error
-    return PostgresDatabase(url, schema=schema, listen_url=listen_url)
+    listen = checked(listen_url) if listen_url else None
+    return PostgresDatabase(checked(url), schema=schema, listen_url=listen)
 
 
 def _shorten(url: str) -> str:
-    """The URL for a message: no user or password, not too long."""
-    shown = url.split("@", 1)[1] if "@" in url else url
-    return shown if len(shown) <= 80 else shown[:77] + "..."
+    """The URL for a message: not too long, and nothing of it where it may hold a password."""
+    if "@" in url or "password" in url.lower():
+        scheme, colon, _ = url.partition("://")
+        return f"{scheme}://…" if colon and scheme.isalnum() else "…"
+    return url if len(url) <= 80 else url[:77] + "..."

@@ -103,7 +103,7 @@ LIMIT :limit
 -- sqlite
 SELECT id, state || ' with' || CASE WHEN worker IS NULL THEN 'out' ELSE '' END || ' a worker, with'
        || CASE WHEN started_at IS NULL THEN 'out' ELSE '' END || ' a start, with'
-       || CASE WHEN finished_at IS NULL THEN 'out' ELSE '' END || ' an end; attempt ' || attempt || ', budgets from ' || budget_from
+       || CASE WHEN finished_at IS NULL THEN 'out' ELSE '' END || ' an end, at attempt ' || attempt || ', budgets from ' || budget_from
 FROM onward.job
 WHERE (state IN ('running', 'cancelling')) <> (worker IS NOT NULL)
    OR (state IN ('running', 'cancelling', 'dead')) <> (started_at IS NOT NULL)
@@ -113,7 +113,7 @@ LIMIT :limit
 -- postgres
 SELECT CAST(id AS text), state || ' with' || CASE WHEN worker IS NULL THEN 'out' ELSE '' END || ' a worker, with'
        || CASE WHEN started_at IS NULL THEN 'out' ELSE '' END || ' a start, with'
-       || CASE WHEN finished_at IS NULL THEN 'out' ELSE '' END || ' an end; attempt ' || attempt || ', budgets from ' || budget_from
+       || CASE WHEN finished_at IS NULL THEN 'out' ELSE '' END || ' an end, at attempt ' || attempt || ', budgets from ' || budget_from
 FROM onward.job
 WHERE (state IN ('running', 'cancelling')) <> (worker IS NOT NULL)
    OR (state IN ('running', 'cancelling', 'dead')) <> (started_at IS NOT NULL)
@@ -161,44 +161,41 @@ WHERE event || ' ' || state NOT IN (SELECT value FROM json_array_elements_text(C
 LIMIT :limit
 
 -- name: check_attempt_numbers
--- L2: each attempt number of a job is closed at most once, and no attempt is closed that the job has not reached.
+-- L2: each attempt number of a job is closed at most once, and no attempt is closed that the job has not reached. Within the
+-- history the primary key sees to it; here history is held against the job, whose last attempt stands in the cold table.
 -- sqlite
-SELECT a.job, 'attempt ' || a.number || ' is recorded ' || count(*) || ' times, the job is at attempt '
-       || coalesce(max(j.attempt), 'none')
-FROM onward.attempts AS a LEFT JOIN onward.jobs AS j ON j.id = a.job
-GROUP BY a.job, a.number
-HAVING count(*) > 1 OR a.number > max(j.attempt)
-    OR (a.number = max(j.attempt) AND max(j.state) IN ('waiting', 'queued', 'running', 'cancelling'))
+SELECT a.job, 'attempt ' || a.number || ' is recorded, the job is ' || j.state || ' at attempt ' || j.attempt
+FROM onward.attempt AS a JOIN onward.jobs AS j ON j.id = a.job
+WHERE a.number > j.attempt OR (a.number = j.attempt AND j.state <> 'dead' AND coalesce(j.ended_from, '') <> 'dead')
 LIMIT :limit
 -- postgres
-SELECT CAST(a.job AS text), 'attempt ' || a.number || ' is recorded ' || count(*) || ' times, the job is at attempt '
-       || coalesce(CAST(max(j.attempt) AS text), 'none')
-FROM onward.attempts AS a LEFT JOIN onward.jobs AS j ON j.id = a.job
-GROUP BY a.job, a.number
-HAVING count(*) > 1 OR a.number > max(j.attempt)
-    OR (a.number = max(j.attempt) AND max(j.state) IN ('waiting', 'queued', 'running', 'cancelling'))
+SELECT CAST(a.job AS text), 'attempt ' || a.number || ' is recorded, the job is ' || j.state || ' at attempt ' || j.attempt
+FROM onward.attempt AS a JOIN onward.jobs AS j ON j.id = a.job
+WHERE a.number > j.attempt OR (a.number = j.attempt AND j.state <> 'dead' AND coalesce(j.ended_from, '') <> 'dead')
 LIMIT :limit
 
 -- name: check_budgets
 -- L4: failures and losses since the last requeue are within their budgets, and the counters in the row are what history says.
 -- An attempt that ended while the job was cancelling is charged to nobody; it stands in the cold table.
 -- sqlite
-SELECT id, failures || ' failures of ' || max_attempts || ' and ' || losses || ' losses of ' || max_losses
-       || ' since attempt ' || budget_from || '; history has ' || failed || ' and ' || lost
-FROM (SELECT j.id, j.failures, j.losses, j.budget_from, j.max_attempts, j.max_losses,
-             count(CASE WHEN a.state = 'failed' THEN 1 END) AS failed, count(CASE WHEN a.state = 'lost' THEN 1 END) AS lost
-      FROM onward.jobs AS j LEFT JOIN onward.attempt AS a ON a.job = j.id AND a.number >= j.budget_from
-      GROUP BY j.id, j.failures, j.losses, j.budget_from, j.max_attempts, j.max_losses) AS b
-WHERE failed <> failures OR lost <> losses OR failures > max_attempts OR losses > max_losses + 1
+SELECT j.id, j.failures || ' failures of ' || j.max_attempts || ' and ' || j.losses || ' losses of ' || j.max_losses
+       || ' since attempt ' || j.budget_from || ', history has ' || coalesce(h.failed, 0) || ' and ' || coalesce(h.lost, 0)
+FROM onward.jobs AS j LEFT JOIN (
+    SELECT a.job, count(CASE WHEN a.state = 'failed' THEN 1 END) AS failed, count(CASE WHEN a.state = 'lost' THEN 1 END) AS lost
+    FROM onward.attempt AS a JOIN onward.jobs AS o ON o.id = a.job WHERE a.number >= o.budget_from GROUP BY a.job
+) AS h ON h.job = j.id
+WHERE coalesce(h.failed, 0) <> j.failures OR coalesce(h.lost, 0) <> j.losses
+   OR j.failures > j.max_attempts OR j.losses > j.max_losses + 1
 LIMIT :limit
 -- postgres
-SELECT CAST(id AS text), failures || ' failures of ' || max_attempts || ' and ' || losses || ' losses of ' || max_losses
-       || ' since attempt ' || budget_from || '; history has ' || failed || ' and ' || lost
-FROM (SELECT j.id, j.failures, j.losses, j.budget_from, j.max_attempts, j.max_losses,
-             count(CASE WHEN a.state = 'failed' THEN 1 END) AS failed, count(CASE WHEN a.state = 'lost' THEN 1 END) AS lost
-      FROM onward.jobs AS j LEFT JOIN onward.attempt AS a ON a.job = j.id AND a.number >= j.budget_from
-      GROUP BY j.id, j.failures, j.losses, j.budget_from, j.max_attempts, j.max_losses) AS b
-WHERE failed <> failures OR lost <> losses OR failures > max_attempts OR losses > max_losses + 1
+SELECT CAST(j.id AS text), j.failures || ' failures of ' || j.max_attempts || ' and ' || j.losses || ' losses of ' || j.max_losses
+       || ' since attempt ' || j.budget_from || ', history has ' || coalesce(h.failed, 0) || ' and ' || coalesce(h.lost, 0)
+FROM onward.jobs AS j LEFT JOIN (
+    SELECT a.job, count(CASE WHEN a.state = 'failed' THEN 1 END) AS failed, count(CASE WHEN a.state = 'lost' THEN 1 END) AS lost
+    FROM onward.attempt AS a JOIN onward.jobs AS o ON o.id = a.job WHERE a.number >= o.budget_from GROUP BY a.job
+) AS h ON h.job = j.id
+WHERE coalesce(h.failed, 0) <> j.failures OR coalesce(h.lost, 0) <> j.losses
+   OR j.failures > j.max_attempts OR j.losses > j.max_losses + 1
 LIMIT :limit
 
 -- name: check_dead_reason

@@ -11,7 +11,7 @@
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                         failures, losses, budget_from, timeout, args)
 SELECT n.value ->> 'id', n.value ->> 'task', n.value ->> 'queue', n.value ->> 'priority', 'queued', 1,
-       max(onward.clock() + coalesce(n.value ->> 'delay', 0), coalesce(n.value ->> 'run_at', 0)), onward.clock(),
+       max(onward.clock() + max(coalesce(n.value ->> 'delay', 0), 0), coalesce(n.value ->> 'run_at', 0)), onward.clock(),
        n.value ->> 'max_attempts', n.value ->> 'max_losses', 0, 0, 1, n.value ->> 'timeout', n.value ->> 'args'
 FROM json_each(:jobs) AS n;
 SELECT 0
@@ -20,7 +20,7 @@ WITH born AS (
     INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                             failures, losses, budget_from, timeout, args)
     SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
-           greatest(onward.clock() + coalesce(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
+           greatest(onward.clock() + greatest(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
            n.max_attempts, n.max_losses, 0, 0, 1, n.timeout, n.args
     FROM json_to_recordset(CAST(:jobs AS json)) AS n (id uuid, task text, queue text, priority smallint, args text,
          max_attempts integer, max_losses integer, timeout float8, run_at float8, delay float8)
@@ -34,7 +34,7 @@ SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                         failures, losses, budget_from, timeout, args)
 SELECT n.value ->> 'id', n.value ->> 'task', n.value ->> 'queue', n.value ->> 'priority', 'queued', 1,
-       max(onward.clock() + coalesce(n.value ->> 'delay', 0), coalesce(n.value ->> 'run_at', 0)), onward.clock(),
+       max(onward.clock() + max(coalesce(n.value ->> 'delay', 0), 0), coalesce(n.value ->> 'run_at', 0)), onward.clock(),
        n.value ->> 'max_attempts', n.value ->> 'max_losses', 0, 0, 1, n.value ->> 'timeout', n.value ->> 'args'
 FROM json_each(:jobs) AS n
 WHERE NOT EXISTS (SELECT 1 FROM onward.finished f WHERE f.id = n.value ->> 'id')
@@ -44,7 +44,7 @@ RETURNING id
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                         failures, losses, budget_from, timeout, args)
 SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
-       greatest(onward.clock() + coalesce(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
+       greatest(onward.clock() + greatest(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
        n.max_attempts, n.max_losses, 0, 0, 1, n.timeout, n.args
 FROM json_to_recordset(CAST(:jobs AS json)) AS n (id uuid, task text, queue text, priority smallint, args text,
      max_attempts integer, max_losses integer, timeout float8, run_at float8, delay float8)
@@ -175,7 +175,8 @@ WHERE j.id = c.value ->> 'id' AND j.state = c.value ->> 'before' AND j.attempt =
 UPDATE onward.job SET
     state = c.value ->> 'after',
     attempt = c.value ->> 'next_attempt',
-    run_at = CASE WHEN c.value ->> 'after' = 'queued' THEN onward.clock() + (c.value ->> 'delay') ELSE run_at END,
+    run_at = CASE WHEN c.value ->> 'after' = 'queued' THEN onward.clock() + max(coalesce(c.value ->> 'delay', 0), 0)
+                  ELSE run_at END,
     worker = CASE WHEN c.value ->> 'after' = 'cancelling' THEN onward.job.worker END,
     started_at = CASE WHEN c.value ->> 'after' IN ('cancelling', 'dead') THEN started_at END,
     finished_at = CASE WHEN c.value ->> 'after' = 'dead' THEN onward.clock() END,
@@ -204,7 +205,8 @@ WITH c AS MATERIALIZED (
 UPDATE onward.job AS j SET
     state = s.after,
     attempt = s.next_attempt,
-    run_at = CASE WHEN s.after = 'queued' THEN onward.clock() + s.delay * interval '1 second' ELSE j.run_at END,
+    run_at = CASE WHEN s.after = 'queued' THEN onward.clock() + greatest(s.delay, 0) * interval '1 second'
+                  ELSE j.run_at END,
     worker = CASE WHEN s.after = 'cancelling' THEN j.worker END,
     started_at = CASE WHEN s.after IN ('cancelling', 'dead') THEN j.started_at END,
     finished_at = CASE WHEN s.after = 'dead' THEN onward.clock() END,

@@ -136,3 +136,22 @@ SELECT state, count(*) FROM onward.finished WHERE finished_at > onward.clock() -
 -- postgres
 SELECT state, count(*) FROM onward.finished
 WHERE finished_at > onward.clock() - CAST(:seconds AS float8) * interval '1 second' GROUP BY state
+
+-- name: jobs_among
+-- Several jobs as a decision sees them, for moves in bulk.
+-- sqlite
+SELECT id, task, queue, priority, state, attempt, worker, args, max_attempts, max_losses, failures, losses, budget_from,
+       timeout
+FROM onward.jobs WHERE id IN (SELECT value FROM json_each(:ids))
+-- postgres
+SELECT CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS text), args, max_attempts, max_losses,
+       failures, losses, budget_from, timeout
+FROM onward.jobs WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
+
+-- name: prunable
+-- How many jobs one prune would take away altogether.
+-- sqlite
+SELECT count(*) FROM onward.finished WHERE finished_at < onward.clock() - :keep AND state = :state
+-- postgres
+SELECT count(*) FROM onward.finished
+WHERE finished_at < onward.clock() - CAST(:keep AS float8) * interval '1 second' AND state = CAST(:state AS text)

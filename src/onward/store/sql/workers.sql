@@ -71,11 +71,14 @@ WHERE id = CAST(:id AS uuid) AND state IN ('active', 'draining')
 RETURNING CAST(id AS text)
 
 -- name: leases
--- Every live worker's lease, and whether the database's clock says that it is over.
+-- Every live worker's lease, whether the database's clock says that it is over, and when it was last renewed: after that
+-- clock has gone back, a renewal leaves the lease as it is and yet shows that the worker lives.
 -- sqlite
-SELECT id, lease_until, lease_until < onward.clock(), lock_path FROM onward.worker WHERE state IN ('active', 'draining')
+SELECT id, lease_until, lease_until < onward.clock(), lock_path, beat_at
+FROM onward.worker WHERE state IN ('active', 'draining')
 -- postgres
-SELECT CAST(id AS text), CAST(extract(epoch FROM lease_until) AS float8), lease_until < onward.clock(), lock_path
+SELECT CAST(id AS text), CAST(extract(epoch FROM lease_until) AS float8), lease_until < onward.clock(), lock_path,
+       CAST(extract(epoch FROM beat_at) AS float8)
 FROM onward.worker WHERE state IN ('active', 'draining')
 
 -- name: orphans

@@ -184,13 +184,14 @@ WHEN (NOT (new.id = old.id AND (
 )))
 EXECUTE FUNCTION onward.refuse();
 
--- A live job leaves only into `finished`, and only from the state and the attempt that it has. Checked once a statement,
--- when the statement's inserts are visible.
+-- A live job leaves only into `finished`, and only from the state, the attempt and the owner that it has. Checked once a
+-- statement, when the statement's inserts are visible.
 CREATE FUNCTION onward.refuse_loss() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE stray onward.job;
 BEGIN
     SELECT gone.* INTO stray FROM gone LEFT JOIN onward.finished f ON f.id = gone.id
-    WHERE f.id IS NULL OR f.ended_from <> gone.state OR f.attempt <> gone.attempt LIMIT 1;
+    WHERE f.id IS NULL OR f.ended_from <> gone.state OR f.attempt <> gone.attempt
+       OR f.worker IS DISTINCT FROM gone.worker LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'onward: job refuses % > nothing (attempt %) of %: a job leaves only into finished',
             stray.state, stray.attempt, stray.id

@@ -170,10 +170,11 @@ BEGIN
     SELECT RAISE(ABORT, 'onward: job refuses the move: onward lifecycle shows every legal one');
 END;
 
--- A live job leaves only into `onward_finished`, and only from the state and the attempt that it has.
+-- A live job leaves only into `onward_finished`, and only from the state, the attempt and the owner that it has.
 CREATE TRIGGER onward_job_leaves BEFORE DELETE ON onward_job
 WHEN NOT EXISTS (
-    SELECT 1 FROM onward_finished f WHERE f.id = old.id AND f.ended_from = old.state AND f.attempt = old.attempt
+    SELECT 1 FROM onward_finished f
+    WHERE f.id = old.id AND f.ended_from = old.state AND f.attempt = old.attempt AND f.worker IS old.worker
 )
 BEGIN
     SELECT RAISE(ABORT, 'onward: job refuses the delete: a job leaves only into onward_finished');
