@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
@@ -10,19 +11,30 @@ from uuid import UUID
 
 import msgspec
 
-from onward.codec import Signature
+from onward.batch import aenqueue_all, enqueue_all
 from onward.config import Settings, default_url, seconds
-from onward.errors import DuplicateTask, InvalidArguments, InvalidOption, UnknownTask
+from onward.errors import DuplicateTask, InvalidArguments, UnknownTask
 from onward.handle import Handle
 from onward.ids import parse_id
-from onward.job import Change, Job, NewJob
+from onward.job import Change, Job
 from onward.lifecycle import AttemptState, Event, JobState
+from onward.names import check_name, default_name, is_async, place_of, same_function
 from onward.policy import Backoff
-from onward.store import connections, store
+from onward.store import store, two_libraries
 from onward.store.database import Database
-from onward.store.statements import Statement
 from onward.store.url import open_database
-from onward.task import AsyncTask, Call, OnError, Options, SyncTask, Task, check_name, default_name
+from onward.task import (
+    AsyncTask,
+    Call,
+    OnError,
+    Options,
+    SyncTask,
+    Task,
+    Unsaid,
+    as_call,
+    check_function,
+    check_rules,
+)
 
 if TYPE_CHECKING:
     from onward.worker.embedded import EmbeddedWorker
@@ -30,15 +42,17 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-BULK = 5_000
-"""Rows of one statement in a bulk enqueue."""
-
 
 class TaskDecorator(Protocol):
     """What `@app.task(...)` returns: it makes a task of a plain or an `async` function."""
 
+    # The overloads overlap: a coroutine function is a callable too. The first that fits counts.
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    def __call__(self, function: Callable[P, Unsaid], /) -> SyncTask[P, Any]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
 
@@ -47,11 +61,14 @@ class Onward:
     """An app: the tasks that it has, and the database that holds their jobs.
 
     Args:
-        url: `sqlite:///onward.db` or `postgresql://user@host/name`; by default `ONWARD_URL`, or a file beside you.
+        url: `sqlite:///onward.db` or `postgresql://user@host/name`; by default `ONWARD_URL`, or a
+            file beside you.
         settings: how long things take, and how long they are kept.
         schema: PostgreSQL only: the schema of Onward's tables.
-        listen_url: PostgreSQL only: a direct address for LISTEN, where `url` leads through a pooler.
-        sqlite_driver: SQLite only: `apsw`, or `sqlite3` where the application opens the same file with it.
+        listen_url: PostgreSQL only: a direct address for LISTEN, where `url` leads through a
+            pooler.
+        sqlite_driver: SQLite only: `apsw`, or `sqlite3` where the application opens the same file
+            with it.
 
     Raises:
         InvalidOption: a URL or a setting that cannot work.
@@ -74,15 +91,20 @@ class Onward:
             "sqlite_driver": sqlite_driver,
         }
         self.database: Database = open_database(self.url, **self.options)
+        two_libraries.watch(self.database)
         self.tasks: dict[str, Task[Any, Any]] = {}
 
     def __repr__(self) -> str:
         return f"<Onward {self.database.shown_url}, {len(self.tasks)} tasks>"
 
-    # --- tasks ------------------------------------------------------------------------------------------------------
+    # --- tasks ------------------------------------------------------------------------------------
 
     @overload
-    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    def task(self, function: Callable[P, Unsaid], /) -> SyncTask[P, Any]: ...
+    @overload
+    def task(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
     def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
     @overload
@@ -122,11 +144,12 @@ class Onward:
             queue: where its jobs go.
             priority: −100 to 100; a higher one runs first.
             max_attempts: how many failed attempts make a job dead. 1 means "at most once".
-            max_losses: how many attempts may be lost to vanished workers before the job is dead; by default 3, or 0
-                where `max_attempts` is 1.
+            max_losses: how many attempts may be lost to vanished workers before the job is dead; by
+                default 3, or 0 where `max_attempts` is 1.
             timeout: the time limit of one attempt (timedelta, or seconds); None: no limit.
             backoff: the delays between tries.
-            on_error: what certain exceptions mean: another `Backoff`, `BURY` (dead at once) or `DROP` (cancelled).
+            on_error: what certain exceptions mean: another `Backoff`, `BURY` (dead at once) or
+                `DROP` (cancelled).
             isolation: `"process"`: each attempt in a process of its own, which can be killed.
 
         Raises:
@@ -134,114 +157,75 @@ class Onward:
             DuplicateTask: another function has this name.
         """
         options = Options(
-            queue=queue,
+            queue=check_name(queue, "queue"),
             priority=priority,
             max_attempts=max_attempts,
             max_losses=max_losses,
             timeout=None if timeout is None else seconds(timeout, "timeout"),
         )
-        if isolation not in {None, "process"}:
-            raise InvalidOption(
-                f"isolation={isolation!r} cannot work",
-                why="an attempt runs in the worker's process, or in a process of its own",
-                fix='isolation="process", or leave it out',
-            )
+        backoff, on_error = backoff or Backoff(), on_error or {}
+        check_rules(backoff, on_error, isolation)
 
         def decorate(function: Callable[..., Any]) -> Task[Any, Any]:
-            return self._register(function, name, options, backoff, on_error or {}, isolation)
+            check_function(function)
+            full = check_name(default_name(function) if name is None else name, "task")
+            kind = AsyncTask[..., Any] if is_async(function) else SyncTask[..., Any]
+            return self._register(
+                kind(
+                    self,
+                    function,
+                    full,
+                    options,
+                    backoff=backoff,
+                    on_error=on_error,
+                    isolation=isolation,
+                )
+            )
 
         return decorate if function is None else decorate(function)
 
-    def _register(
-        self,
-        function: Callable[..., Any],
-        name: str | None,
-        options: Options,
-        backoff: Backoff | None,
-        on_error: OnError,
-        isolation: str | None,
-    ) -> Task[Any, Any]:
-        if isinstance(function, Task) or not callable(function):
-            raise InvalidOption(
-                f"@app.task was given {function!r}, which is no function",
-                fix="decorate a function; options go in parentheses: @app.task(queue='mail')",
-            )
-        full = check_name(name or default_name(function).replace("<locals>.", ""), "task")
-        made = AsyncTask if inspect.iscoroutinefunction(function) else SyncTask
-        task: Task[Any, Any] = made(
-            self,
-            function,
-            full,
-            options,
-            backoff=backoff or Backoff(),
-            on_error=on_error,
-            isolation=isolation,
-            signature=Signature.of(function, full),
-        )
-        known = self.tasks.get(full)
-        if known is not None and not _same_function(known.function, function):
+    def _register(self, task: Task[Any, Any]) -> Task[Any, Any]:
+        known = self.tasks.get(task.name)
+        if known is not None and not same_function(known.function, task.function):
+            place, second = place_of(known.function), place_of(task.function)
             raise DuplicateTask(
-                f"two functions want to be the task {full!r}",
-                why=f"{_place(known.function)} has the name already; {_place(function)} came second",
+                f"two functions want to be the task {task.name!r}",
+                why=f"{place} has the name already; {second} came second",
                 fix="give one of them a name: @app.task(name='…')",
             )
-        self.tasks[full] = task
+        self.tasks[task.name] = task
         return task
 
-    # --- enqueue ----------------------------------------------------------------------------------------------------
+    # --- enqueue ----------------------------------------------------------------------------------
 
     def enqueue_many(self, calls: Iterable[Call[Any]]) -> list[Handle[Any]]:
         """Enqueue many calls, of any tasks, in one transaction.
+
+        Calls made with `using(connection=…)` are written through their connection instead.
 
         Args:
             calls: made by `task.call(...)`.
 
         Raises:
             InvalidArguments: something among them is no call; nothing is written.
+            IdConflict: an explicit id belongs to another call; nothing is written.
         """
-        found = self._checked(calls)
-        plain, again, through = _sorted(found)
-        for connection, jobs in through:
-            for chunk in _chunks(jobs):
-                connections.write(self.database, connection, _enqueue(chunk))
-        if again:
-            self.database.run(store.enqueue_again, again)
-        if plain:
-            self.database.enqueue(plain)
-        return [self._handle(call) for call in found]
+        return enqueue_all(self, self._checked(calls))
 
     async def aenqueue_many(self, calls: Iterable[Call[Any]]) -> list[Handle[Any]]:
         """The same as `enqueue_many`, for async code."""
-        found = self._checked(calls)
-        plain, again, through = _sorted(found)
-        for connection, jobs in through:
-            for chunk in _chunks(jobs):
-                await connections.awrite(self.database, connection, _enqueue(chunk))
-        if again:
-            await self.database.arun(store.enqueue_again, again)
-        if plain:
-            await self.database.aenqueue(plain)
-        return [self._handle(call) for call in found]
-
-    def _enqueue_one(self, call: Call[R]) -> Handle[R]:
-        self.enqueue_many((call,))
-        return self._handle(call)
-
-    async def _aenqueue_one(self, call: Call[R]) -> Handle[R]:
-        await self.aenqueue_many((call,))
-        return self._handle(call)
+        return await aenqueue_all(self, self._checked(calls))
 
     def _checked(self, calls: Iterable[Call[Any]]) -> list[Call[Any]]:
-        found = list(calls)
-        for place, call in enumerate(found):
-            if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
-                if hasattr(call, "close"):
-                    call.close()
-                raise InvalidArguments(
-                    f"enqueue_many was given {type(call).__name__} as number {place}",
-                    why="it takes calls, which are checked when they are made",
-                    fix="app.enqueue_many(send.call(user_id=i) for i in ids)",
-                )
+        """The calls, all of them of this app; whatever else is given, no coroutine stays open."""
+        given = list(calls)
+        try:
+            found = [as_call(call, "app.enqueue_many") for call in given]
+        except InvalidArguments:
+            for coroutine in filter(inspect.iscoroutine, given):
+                coroutine.close()
+            raise
+        for call in found:
             if call.task.app is not self:
                 raise InvalidArguments(
                     f"{call.task.name} belongs to another app",
@@ -250,10 +234,7 @@ class Onward:
                 )
         return found
 
-    def _handle(self, call: Call[R]) -> Handle[R]:
-        return Handle(self, new=call.job, connection=call.connection)
-
-    # --- look -------------------------------------------------------------------------------------------------------
+    # --- look -------------------------------------------------------------------------------------
 
     def get(self, id: str | UUID) -> Handle[Any]:
         """One job as it is now.
@@ -275,10 +256,12 @@ class Onward:
         """The same as `counts`, for async code."""
         return await self.database.aread(store.counts)
 
-    # --- move -------------------------------------------------------------------------------------------------------
+    # --- move -------------------------------------------------------------------------------------
 
     def cancel(self, id: str | UUID) -> JobState:
-        """Ask a job to stop: a queued one is cancelled at once, a running one is `cancelling` until it has stopped.
+        """Ask a job to stop.
+
+        A queued one is cancelled at once, a running one is `cancelling` until it has stopped.
 
         Returns:
             The state it is in now.
@@ -294,7 +277,7 @@ class Onward:
         return await self.database.arun(store.move, parse_id(id), cancel_change)
 
     def requeue(self, id: str | UUID) -> JobState:
-        """Take a dead job out of quarantine: a new attempt, with both budgets afresh. History stays.
+        """Take a dead job out of quarantine: a new attempt, both budgets afresh. History stays.
 
         Raises:
             IllegalTransition: it is not dead.
@@ -319,7 +302,7 @@ class Onward:
         """The same as `discard`, for async code."""
         return await self.database.arun(store.move, parse_id(id), discard_change(reason))
 
-    # --- run --------------------------------------------------------------------------------------------------------
+    # --- run --------------------------------------------------------------------------------------
 
     def run_worker(
         self,
@@ -328,10 +311,10 @@ class Onward:
         queues: Sequence[str] | None = None,
         until_empty: bool = False,
     ) -> None:
-        """Run a worker in this process and thread, until it is stopped by a signal or there is nothing left to do.
+        """Run a worker in this thread, until a signal stops it or there is nothing left to do.
 
-        It beats from a thread of its own: C code that holds the interpreter for longer than a lease loses its jobs to
-        other workers. `onward worker` has no such limit.
+        It beats from a thread of its own: C code that holds the interpreter for longer than a lease
+        loses its jobs to other workers. `onward worker` has no such limit.
 
         Args:
             concurrency: how many jobs at once.
@@ -347,19 +330,27 @@ class Onward:
         queues: Sequence[str] | None = None,
         until_empty: bool = False,
     ) -> EmbeddedWorker:
-        """A worker in a thread of this process: `with app.worker(): …` runs jobs until the block ends."""
+        """A worker in a thread of this process: `with app.worker(): …` runs jobs meanwhile."""
         from onward.worker.embedded import EmbeddedWorker
 
-        return EmbeddedWorker(
-            self, concurrency=concurrency, queues=queues, until_empty=until_empty
-        )
+        return EmbeddedWorker(self, concurrency=concurrency, queues=queues, until_empty=until_empty)
+
+    def use(self, url: str, **options: Any) -> None:
+        """Use another database from now on; the tasks stay. For the command line's `--database`."""
+        self.url = url
+        self.options = options or self.options
+        two_libraries.forget(self.database)
+        self.database = open_database(url, **self.options)
+        two_libraries.watch(self.database)
 
     def close(self) -> None:
         """Close the connections. The app can be used again; it opens new ones."""
+        two_libraries.forget(self.database)
         self.database.close()
 
     async def aclose(self) -> None:
         """The same as `close`, for async code."""
+        two_libraries.forget(self.database)
         await self.database.aclose()
 
     def find_task(self, name: str) -> Task[Any, Any]:
@@ -368,13 +359,15 @@ class Onward:
         Raises:
             UnknownTask: the app has none.
         """
-        try:
-            return self.tasks[name]
-        except KeyError:
-            known = ", ".join(sorted(self.tasks)) or "none"
+        task = self.tasks.get(name)
+        if task is None:
+            near = difflib.get_close_matches(name, self.tasks, n=3) or sorted(self.tasks)[:10]
             raise UnknownTask(
-                f"this app has no task {name!r}", why=f"its tasks are: {known}"
-            ) from None
+                f"this app has no task {name!r}",
+                why=f"it has {len(self.tasks)} tasks, among them: {', '.join(near) or 'none'}",
+                fix="import the module that registers it where the app is made",
+            )
+        return task
 
     def _decode_result(self, task: str, text: str) -> Any:
         known = self.tasks.get(task)
@@ -404,44 +397,3 @@ def discard_change(reason: str) -> Callable[[Job], Change]:
         return job.move(Event.DISCARD, reason=reason)
 
     return change
-
-
-def _enqueue(jobs: Sequence[NewJob]) -> Statement:
-    return next(store.enqueue(jobs))
-
-
-def _sorted(
-    calls: list[Call[Any]],
-) -> tuple[list[NewJob], list[NewJob], list[tuple[Any, list[NewJob]]]]:
-    """Plain calls, calls with an id of the caller's, and those to be written through a connection of the caller's."""
-    plain: list[NewJob] = []
-    again: list[NewJob] = []
-    through: dict[int, tuple[Any, list[NewJob]]] = {}
-    for call in calls:
-        if call.connection is not None:
-            through.setdefault(id(call.connection), (call.connection, []))[1].append(call.job)
-        elif call.task.options.id is not None:
-            again.append(call.job)
-        else:
-            plain.append(call.job)
-    return plain, again, list(through.values())
-
-
-def _chunks(jobs: list[NewJob]) -> Iterable[list[NewJob]]:
-    return (jobs[start : start + BULK] for start in range(0, len(jobs), BULK))
-
-
-def _same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """The same place in the source: a module that is imported twice (once as `__main__`) registers twice."""
-    return one is other or (
-        getattr(one, "__code__", None) is not None
-        and getattr(other, "__code__", None) is not None
-        and (one.__code__.co_filename, one.__code__.co_firstlineno)
-        == (other.__code__.co_filename, other.__code__.co_firstlineno)
-    )
-
-
-def _place(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
-

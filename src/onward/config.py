@@ -8,9 +8,9 @@ from datetime import timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from onward.codec import safe_repr
 from onward.errors import InvalidOption
 from onward.policy import MAX_DELAY
+from onward.text import safe_repr
 
 DEFAULT_URL = "sqlite:///onward.db"
 

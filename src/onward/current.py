@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import MutableMapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from onward.errors import OutsideJob
+from onward.errors import InvalidOption, OutsideJob
 from onward.signals import Cancelled
+from onward.task import Call, as_call
 
 if TYPE_CHECKING:
     from onward.job import Job, NewJob
-    from onward.task import Call
+
+    Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    Adapter = logging.LoggerAdapter
 
 
 class CancelToken:
@@ -20,22 +25,39 @@ class CancelToken:
 
     __slots__ = ("_event", "requested")
 
+    # Most jobs never wait for their token, so the event is made by the first one that does.
+    _making = threading.Lock()
+
     def __init__(self) -> None:
         self.requested = False
         self._event: threading.Event | None = None
 
     def request(self) -> None:
+        """Ask the job to stop; for executors."""
         self.requested = True
         if self._event is not None:
             self._event.set()
 
     def wait(self, timeout: float) -> bool:
-        """Sleep up to `timeout` seconds, or until the job is asked to stop; returns whether it was. For threads."""
-        if self._event is None:
-            self._event = threading.Event()
-            if self.requested:
-                self._event.set()
-        return self._event.wait(timeout)
+        """Sleep, in a thread, up to `timeout` seconds or until the job is asked to stop.
+
+        Returns:
+            Whether it was asked.
+        """
+        with self._making:
+            self._event = self._event or threading.Event()
+        # Looked at after the event is there: whoever asks either sees the event or is seen here.
+        return self.requested or self._event.wait(timeout)
+
+
+class JobLog(Adapter):
+    """A logger whose records carry the job's id, attempt and task, beside what the caller adds."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        return msg, kwargs
 
 
 class Current:
@@ -45,9 +67,12 @@ class Current:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self._log: JobLog | None = None
         self.cancel_token = CancelToken()
         self.follow_ups: list[NewJob] = []
+
+    def __repr__(self) -> str:
+        return f"<Current {self.task} {self.id}, attempt {self.attempt}>"
 
     @property
     def id(self) -> str:
@@ -84,19 +109,19 @@ class Current:
             raise Cancelled("the job was asked to stop")
 
     @property
-    def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose records carry the job's id, attempt and task."""
+    def log(self) -> JobLog:
+        """A logger, `onward.task`, whose records carry the job's id, attempt and task."""
         if self._log is None:
             extra = {
                 "onward_job": self.id,
                 "onward_attempt": self.attempt,
                 "onward_task": self.task,
             }
-            self._log = logging.LoggerAdapter(logging.getLogger("onward.task"), extra)
+            self._log = JobLog(logging.getLogger("onward.task"), extra)
         return self._log
 
     def enqueue(self, call: Call[Any]) -> str:
-        """Enqueue a call together with this attempt's success: both are written at once, or neither.
+        """Enqueue a call together with this attempt's success: both are written, or neither.
 
         A worker that has lost the job enqueues nothing, and an attempt that fails enqueues nothing.
 
@@ -105,9 +130,24 @@ class Current:
 
         Returns:
             The id that the job will have.
+
+        Raises:
+            InvalidArguments: it is no call.
+            InvalidOption: it is a call to be written through a connection.
         """
-        self.follow_ups.append(call.job)
-        return call.job.id
+        checked = as_call(call, "current().enqueue")
+        _refuse_connection(checked)
+        self.follow_ups.append(checked.job)
+        return checked.job.id
+
+
+def _refuse_connection(call: Call[Any]) -> None:
+    if call.connection is not None:
+        raise InvalidOption(
+            f"current().enqueue was given a call of {call.task.name} with a connection",
+            why="it is written together with this attempt's success, which the worker writes",
+            fix="leave the connection out; or task.using(connection=…).enqueue(…)",
+        )
 
 
 _current: ContextVar[Current | None] = ContextVar("onward_current", default=None)
@@ -123,8 +163,9 @@ def current() -> Current:
     if found is None:
         raise OutsideJob(
             "onward.current() was called outside a running job",
-            why="this code runs in the caller, or in a thread or callback that the job's context did not reach",
-            fix="call it in the task's own body; copy_context().run(…) carries it into other threads",
+            why="this code runs in the caller, or in a thread or callback that the job's context"
+            " did not reach",
+            fix="call it in the task's own body; copy_context().run(…) carries it into threads",
         )
     return found
 

@@ -1,22 +1,30 @@
-"""What happened, said once: each part of Onward reports events, and listeners make of them what they want.
+"""What happened, said once: each part reports events, and listeners make of them what they want.
 
-The only listener that is always there writes one structured line an event through the standard library's `logging`, on the
-logger `onward`; the job's id and attempt are in each line and, as attributes, in each record. No other module formats logs.
+The only listener that is always there writes one line an event through the standard library's
+`logging`, on the logger `onward`. The job's id and attempt are in each line and, as attributes
+(`onward_job`, `onward_attempt`, …), in each record. No other module formats logs.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 
+from onward.failure import describe
+from onward.text import safe_repr
+
 log = logging.getLogger("onward")
+
+MOST_TEXT = 300
+"""Characters of one value in a line."""
 
 
 class Happened(Struct, frozen=True, kw_only=True):
-    """One event. `name` is its dotted name, `level` a level of `logging`, `fields` what belongs to it."""
+    """One event. `name` is its dotted name, `level` a level of `logging`, `fields` all else."""
 
     name: str
     level: int = logging.INFO
@@ -29,17 +37,19 @@ class Happened(Struct, frozen=True, kw_only=True):
 
 Listener = Callable[[Happened], None]
 
-_listeners: list[Listener] = []
+_listeners: dict[object, Listener] = {}
 
 
 def emit(happened: Happened) -> None:
-    """Tell every listener. A listener that fails is reported and does not hinder the others."""
-    _write_log(happened)
-    for listener in list(_listeners):
+    """Tell every listener. One that fails is reported and hinders neither the others nor us."""
+    with suppress(Exception):  # A handler or a filter of the user's may raise.
+        _write_log(happened)
+    for listener in tuple(_listeners.values()):
         try:
             listener(happened)
-        except Exception:
-            log.exception("listener.failed event=%s", happened.name)
+        except Exception as error:
+            with suppress(Exception):
+                _write_log(_failure(listener, happened, error))
 
 
 def wanted(level: int) -> bool:
@@ -48,14 +58,34 @@ def wanted(level: int) -> bool:
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Have a function called with every event of this process; returns the function that ends it."""
-    _listeners.append(listener)
+    """Have a function called with every event of this process.
+
+    Returns:
+        The function that ends it.
+    """
+    key = object()
+    _listeners[key] = listener
 
     def end() -> None:
-        if listener in _listeners:
-            _listeners.remove(listener)
+        _listeners.pop(key, None)
 
     return end
+
+
+def _failure(listener: Listener, happened: Happened, error: Exception) -> Happened:
+    text = describe(error)
+    return Happened(
+        name="listener.failed",
+        level=logging.ERROR,
+        job=happened.job,
+        attempt=happened.attempt,
+        fields={
+            "while": happened.name,
+            "listener": getattr(listener, "__qualname__", type(listener).__qualname__),
+            "error": f"{text.type}: {text.message}",
+            "traceback": text.traceback,
+        },
+    )
 
 
 def _write_log(happened: Happened) -> None:
@@ -69,7 +99,7 @@ def _write_log(happened: Happened) -> None:
     }
     pairs = {key: value for key, value in (known | happened.fields).items() if value is not None}
     line = " ".join([happened.name, *(f"{key}={_shown(value)}" for key, value in pairs.items())])
-    extra = {f"onward_{key}": value for key, value in ({"event": happened.name} | pairs).items()}
+    extra = {f"onward_{key}": value for key, value in (pairs | {"event": happened.name}).items()}
     log.log(happened.level, "%s", line, extra=extra)
 
 
@@ -77,9 +107,9 @@ def _shown(value: Any) -> str:
     """A value on one line, without control characters, quoted where it has spaces."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = str(value)
-    if len(text) > 300:
-        text = text[:300] + "…"
+    text = str.__str__(value) if isinstance(value, str) else safe_repr(value, MOST_TEXT)
+    if len(text) > MOST_TEXT:
+        text = text[:MOST_TEXT] + "…"
     if text.isprintable() and text and not set(text) & {" ", '"', "="}:
         return text
     return '"' + "".join(_escaped(c) for c in text) + '"'

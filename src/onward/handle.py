@@ -1,18 +1,19 @@
-"""A job as its caller holds it: what was known of it when it was read, and what can be done with it."""
+"""A job as its caller holds it: what was known when it was read, and what can be done with it."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import msgspec
 
 from onward.errors import JobFailed, JobNotFound, WaitRefused, WaitTimeout
 from onward.failure import ErrorText
-from onward.job import Attempt, NewJob
+from onward.job import Attempt, Job, NewJob
 from onward.lifecycle import JobState
 from onward.store import store
 from onward.store.connections import in_transaction
@@ -28,7 +29,11 @@ LONGEST_PAUSE = 0.25
 
 
 class Handle(Generic[R_co]):
-    """One job. `state` and the other fields are as they were when it was read; `refresh()` reads again."""
+    """One job. Its fields are as they were when it was read; `refresh()` reads again.
+
+    A fresh handle knows what was enqueued. A field that only the database knows (`created_at`,
+    `result`, …) is read when it is first asked for; in async code, `await job.arefresh()` before.
+    """
 
     def __init__(
         self,
@@ -51,25 +56,27 @@ class Handle(Generic[R_co]):
     def __hash__(self) -> int:
         return hash(self.id)
 
-    # --- what is known ----------------------------------------------------------------------------------------------
+    # --- what is known ----------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
         """The job's id, a UUID as text."""
-        return self._record.job.id if self._record else self._fresh.id
+        return self._call.id
 
     @property
     def task(self) -> str:
         """The task's name."""
-        return self._record.job.task if self._record else self._fresh.task
+        return self._call.task
 
     @property
     def queue(self) -> str:
-        return self._record.job.queue if self._record else self._fresh.queue
+        """The name of its queue."""
+        return self._call.queue
 
     @property
     def priority(self) -> int:
-        return self._record.job.priority if self._record else self._fresh.priority
+        """−100 to 100; a higher one runs first."""
+        return self._call.priority
 
     @property
     def state(self) -> JobState:
@@ -88,6 +95,7 @@ class Handle(Generic[R_co]):
 
     @property
     def created_at(self) -> datetime:
+        """When it was enqueued, on the database's clock."""
         return _moment(self._known.created_at)
 
     @property
@@ -102,6 +110,7 @@ class Handle(Generic[R_co]):
 
     @property
     def finished_at(self) -> datetime | None:
+        """When it succeeded, was cancelled or died."""
         return _maybe(self._known.finished_at)
 
     @property
@@ -122,20 +131,24 @@ class Handle(Generic[R_co]):
     @property
     def args(self) -> dict[str, Any]:
         """The arguments by name, as plain JSON values."""
-        text = self._record.job.args if self._record else self._fresh.args
-        found: dict[str, Any] = msgspec.json.decode(text)
+        found: dict[str, Any] = msgspec.json.decode(self._call.args)
         return found
 
     @property
     def result(self) -> Any:
-        """The result of a succeeded job, decoded to the task's return type if this app knows the task; else None."""
+        """The result of a succeeded job, else None.
+
+        It is of the task's return type if this app knows the task, otherwise plain JSON values.
+        """
         text = self._known.result
         return None if text is None else self._app._decode_result(self.task, text)  # pyright: ignore[reportPrivateUsage]
 
     @property
-    def _fresh(self) -> NewJob:
-        assert self._new is not None
-        return self._new
+    def _call(self) -> Job | NewJob:
+        """What was enqueued."""
+        known = self._record.job if self._record else self._new
+        assert known is not None
+        return known
 
     @property
     def _known(self) -> Record:
@@ -143,19 +156,23 @@ class Handle(Generic[R_co]):
             self._record = self._app.database.read(store.record, self.id)
         return self._record
 
-    # --- what can be done -------------------------------------------------------------------------------------------
+    # --- what can be done -------------------------------------------------------------------------
 
-    def refresh(self) -> Handle[R_co]:
+    def refresh(self) -> Self:
         """Read it again.
 
         Raises:
-            JobNotFound: it was pruned, or its transaction was rolled back.
+            JobNotFound: it was pruned, or its transaction was rolled back or is still open.
         """
-        self._record = self._app.database.read(store.record, self.id)
-        return self
+        return self._seen(self._app.database.read(store.record, self.id))
 
-    async def arefresh(self) -> Handle[R_co]:
-        self._record = await self._app.database.aread(store.record, self.id)
+    async def arefresh(self) -> Self:
+        """The same as `refresh`, for async code."""
+        return self._seen(await self._app.database.aread(store.record, self.id))
+
+    def _seen(self, record: Record) -> Self:
+        self._record = record
+        self._connection = None  # Committed: the caller's connection is of no more interest.
         return self
 
     def attempts(self) -> list[Attempt]:
@@ -163,10 +180,13 @@ class Handle(Generic[R_co]):
         return self._app.database.read(store.attempts, self.id)
 
     async def aattempts(self) -> list[Attempt]:
+        """The same as `attempts`, for async code."""
         return await self._app.database.aread(store.attempts, self.id)
 
     def cancel(self) -> JobState:
-        """Ask for it to stop. A queued job is cancelled at once, a running one is `cancelling` until it has stopped.
+        """Ask for it to stop.
+
+        A queued job is cancelled at once, a running one is `cancelling` until it has stopped.
 
         Returns:
             The state it is in now.
@@ -177,6 +197,7 @@ class Handle(Generic[R_co]):
         return self._app.cancel(self.id)
 
     async def acancel(self) -> JobState:
+        """The same as `cancel`, for async code."""
         return await self._app.acancel(self.id)
 
     def wait(self, timeout: float | None = None) -> R_co:
@@ -190,75 +211,60 @@ class Handle(Generic[R_co]):
 
         Raises:
             JobFailed: it ended dead or cancelled.
+            JobNotFound: it was pruned, or its transaction was rolled back.
             WaitTimeout: it had not ended in time; it goes on.
             WaitRefused: it is enqueued in a transaction that is still open here.
+            PayloadUnreadable: its result does not fit the task's return annotation as it is today.
         """
-        for pause in self._pauses(timeout):
-            if self._look_sync():
-                return self._outcome()
+        for pause in _pauses(timeout):
+            try:
+                self.refresh()
+            except JobNotFound:
+                self._check_visible()
+                raise
+            if self.state in _OVER:
+                return self._result() if self._succeeded else self._fail(self.attempts())
             time.sleep(pause)
         raise self._too_late(timeout)
 
     async def await_result(self, timeout: float | None = None) -> R_co:
         """The same as `wait`, for async code."""
-        for pause in self._pauses(timeout):
-            if await self._look_async():
-                return self._outcome()
+        for pause in _pauses(timeout):
+            try:
+                await self.arefresh()
+            except JobNotFound:
+                self._check_visible()
+                raise
+            if self.state in _OVER:
+                return self._result() if self._succeeded else self._fail(await self.aattempts())
             await asyncio.sleep(pause)
         raise self._too_late(timeout)
-
-    def _pauses(self, timeout: float | None) -> Iterator[float]:
-        """How long to sleep between two looks: longer and longer, with a last look at the very end."""
-        end = None if timeout is None else time.monotonic() + timeout
-        pause = FIRST_LOOK
-        while end is None or (left := end - time.monotonic()) > 0:
-            yield pause if end is None else min(pause, max(0.0, end - time.monotonic()))
-            pause = min(pause * 1.4, LONGEST_PAUSE)
-        yield 0.0
-
-    def _look_sync(self) -> bool:
-        try:
-            self.refresh()
-        except JobNotFound:
-            self._check_visible()
-            raise
-        return self._over()
-
-    async def _look_async(self) -> bool:
-        try:
-            await self.arefresh()
-        except JobNotFound:
-            self._check_visible()
-            raise
-        return self._over()
 
     def _check_visible(self) -> None:
         if self._connection is not None and in_transaction(self._connection):
             raise WaitRefused(
                 f"cannot wait for job {self.id} here",
-                why="it is enqueued in a transaction that is still open, so no worker can see it yet",
+                why="it is not committed, and a transaction is open on the connection that it was"
+                " enqueued through, so no worker can see it yet",
                 fix="commit first, then wait",
             )
 
-    def _over(self) -> bool:
-        return self.state in {JobState.SUCCEEDED, JobState.CANCELLED, JobState.DEAD}
+    @property
+    def _succeeded(self) -> bool:
+        return self.state is JobState.SUCCEEDED
 
-    def _outcome(self) -> R_co:
-        if self.state is JobState.SUCCEEDED:
-            result: R_co = self.result
-            return result
-        raise self._failed()
+    def _result(self) -> R_co:
+        result: R_co = self.result
+        return result
 
-    def _failed(self) -> JobFailed:
-        past = self._app.database.read(store.attempts, self.id)
+    def _fail(self, past: list[Attempt]) -> NoReturn:
         last = past[-1] if past else None
         error = read_error(last.error) if last and last.error else None
-        why = f"{error.type}: {error.message}" if error else (self.reason or "")
-        return JobFailed(
+        again = "; onward dead requeue tries it again" if self.state is JobState.DEAD else ""
+        raise JobFailed(
             f"job {self.id} of {self.task} ended {self.state} after attempt {self.attempt}",
-            why=why,
-            fix=f"onward job show {self.id}"
-            + ("; onward dead requeue tries it again" if self.state is JobState.DEAD else ""),
+            why=f"{error.type}: {error.message}" if error else (self.reason or ""),
+            fix=f"onward job show {self.id}{again}",
         )
 
     def _too_late(self, timeout: float | None) -> WaitTimeout:
@@ -267,6 +273,19 @@ class Handle(Generic[R_co]):
             why="no worker runs it yet" if self.state is JobState.QUEUED else "it goes on",
             fix="onward status shows workers and queues; onward worker module:app starts one",
         )
+
+
+_OVER = {JobState.SUCCEEDED, JobState.CANCELLED, JobState.DEAD}
+
+
+def _pauses(timeout: float | None) -> Iterator[float]:
+    """How long to sleep between two looks: longer and longer, with a last look at the very end."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    pause = FIRST_LOOK
+    while (left := end - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(pause * 1.4, LONGEST_PAUSE)
+    yield 0.0
 
 
 def read_error(text: str) -> ErrorText:

@@ -1,7 +1,8 @@
-"""Ids: time-ordered UUIDs (RFC 9562, version 7), made by the client so that a lost enqueue can be repeated.
+"""Ids: time-ordered UUIDs (RFC 9562, version 7), so that an enqueue can be repeated by its id.
 
-Within a process they strictly rise, so jobs enqueued together keep their order: the twelve bits after the milliseconds carry
-its fraction (RFC 9562, section 6.2, method 3). The rest is fresh randomness of the system, which is safe across a fork.
+They are made by the client. Within a process they strictly rise, so jobs enqueued together keep
+their order: the twelve bits after the milliseconds carry a fraction of one (RFC 9562, section 6.2,
+method 3). The rest is fresh randomness of the system, which is safe across a fork.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import uuid
 
 from onward.errors import InvalidOption
+from onward.text import safe_repr
 
 _lock = threading.Lock()
 _last = 0
@@ -47,14 +49,14 @@ def parse_id(value: object) -> str:
         except ValueError:
             pass
     raise InvalidOption(
-        f"{str(value)[:60]!r} is not a job id",
+        f"{safe_repr(value)} is not a job id",
         why="job ids are UUIDs",
         fix="uuid.uuid5(uuid.NAMESPACE_URL, key) makes one from a key of yours",
     )
 
 
 def _unlock() -> None:
-    """A child forked while another thread held the lock starts with a free one."""
+    """A child that was forked while a thread held the lock starts with a free one."""
     global _lock
     _lock = threading.Lock()
 

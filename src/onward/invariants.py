@@ -1,9 +1,9 @@
-"""What must always hold, each rule as one query that must find nothing: for `onward doctor`, the tests and a metric.
+"""What must always hold, each rule as one query that must find nothing.
 
 In:  a database.    Out: for each rule, the rows that break it.
-The rules bear the names of the promises that they check: D durability, M state machine, L leases and budgets,
-R quarantine. A rule looks at what constraints and triggers guard too, because a guard can be dropped; and for every rule a
-test makes the impossible row and sees it reported.
+The rules bear the names of the promises that they check: D durability, M state machine, L leases
+and budgets, R quarantine. A rule looks at what constraints and triggers guard too, because a guard
+can be dropped; and for every rule a test makes the impossible row and sees it reported.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from onward.store.database import Database
 from onward.store.migrate import migrations
 
 SLACK = 30.0
-"""Seconds that a sweep has to take the jobs of an ended worker back, before they count as forgotten."""
+"""Seconds that a sweep has to take jobs of an ended worker back, before they count as forgotten."""
 
 MOST = 100
 """How many offending rows of one rule are fetched at most."""
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One rule. `statement` names its query in `sql/checks.sql`; `fix` says what to do when it finds something."""
+    """One rule. `statement` names its query in `sql/checks.sql`; `fix` is for when it is broken."""
 
     key: str
     name: str
@@ -47,7 +47,7 @@ class Offence(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What a rule found. `problem`: the query itself failed. `more`: there are more offences than were fetched."""
+    """What a rule found. `problem`: the query failed. `more`: there are offences beyond these."""
 
     check: Check
     offences: tuple[Offence, ...] = ()
@@ -80,7 +80,7 @@ CHECKS: tuple[Check, ...] = (
         name="sound database",
         meaning="the database finds no damage in itself",
         statement="check_sound",
-        fix="stop the workers, copy the files, and restore a backup (SQLite: sqlite3 FILE .recover)",
+        fix="stop the workers, copy the files, restore a backup (SQLite: sqlite3 FILE .recover)",
     ),
     Check(
         key="M2",
@@ -171,14 +171,12 @@ CHECKS: tuple[Check, ...] = (
         name="guards",
         meaning="the triggers that refuse impossible moves are in place",
         statement="check_guards",
-        fix="make the trigger again: its text is in Onward's migrations, and in a fresh onward db init",
+        fix="make the trigger again: its text is in Onward's migrations",
     ),
 )
 
 
-def run_checks(
-    database: Database, *, slack: float = SLACK, limit: int = MOST
-) -> list[Finding]:
+def run_checks(database: Database, *, slack: float = SLACK, limit: int = MOST) -> list[Finding]:
     """Ask for every rule what breaks it.
 
     Args:
@@ -192,7 +190,7 @@ def run_checks(
 def run_check(
     check: Check, database: Database, *, slack: float = SLACK, limit: int = MOST
 ) -> Finding:
-    """Ask what breaks one rule. A query that cannot run is a finding too, not an end of the examination."""
+    """Ask what breaks one rule. That its query cannot run is a finding too."""
     params = {"seconds": slack, "limit": limit + 1, **_tables(database.dialect)}
     try:
         rows = database.read(store.read, check.statement, **params)
@@ -204,7 +202,7 @@ def run_check(
 
 @cache
 def _tables(dialect: str) -> Mapping[str, Any]:
-    """What the queries compare with: the tables of the job's life, and the triggers that the migrations make."""
+    """What the queries compare with: the tables of the job's life, and the migrations' triggers."""
     return {
         "moves": _json(last_moves()),
         "ends": _json(closing_events()),
@@ -213,7 +211,7 @@ def _tables(dialect: str) -> Mapping[str, Any]:
 
 
 def last_moves() -> list[str]:
-    """Every legal move that ends a job, as `from event state end-of-attempt`; `-` where the attempt closed before."""
+    """Every legal move that ends a job, as `from event state end`; `-`: the attempt had ended."""
     return [
         f"{before} {event} {after} {end}"
         for (before, event), after in JOB_MOVES.items()

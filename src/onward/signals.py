@@ -18,6 +18,9 @@ class Retry(Signal):
     Args:
         why: for people who read the history.
         after: how long to wait, a timedelta or seconds; by default as the task's backoff says.
+
+    Raises:
+        InvalidOption: `after` is no duration.
     """
 
     def __init__(self, why: str = "", *, after: timedelta | float | None = None) -> None:
@@ -30,11 +33,17 @@ class Snooze(Signal):
 
     Args:
         delay: how long to wait, a timedelta or seconds.
+
+    Raises:
+        InvalidOption: `delay` is no duration.
     """
 
     def __init__(self, delay: timedelta | float) -> None:
-        super().__init__(f"snoozed for {delay}")
+        super().__init__(delay)  # As it was given: exceptions are pickled by their arguments.
         self.delay = max(0.0, seconds(delay, "delay"))
+
+    def __str__(self) -> str:
+        return f"snoozed for {self.delay:g} s"
 
 
 class Discard(Signal):
@@ -50,7 +59,10 @@ class Discard(Signal):
 
 
 class Cancelled(Signal):
-    """The job was asked to stop. Raised by `current().check()`, and into `async` bodies that go on."""
+    """The job was asked to stop. Raised by `current().check()`; let it pass.
+
+    An `async` body that goes on without looking gets `asyncio.CancelledError` instead.
+    """
 
 
 class Verdict(Enum):

@@ -5,36 +5,41 @@ Options stand apart from the call (`using(...)`), so the function's own argument
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeGuard, TypeVar, cast
 from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from onward.batch import aenqueue_all, enqueue_all
 from onward.codec import Signature
-from onward.config import seconds
-from onward.errors import InvalidOption
+from onward.config import check_range, seconds
+from onward.errors import InvalidArguments, InvalidOption
 from onward.ids import new_id, parse_id
 from onward.job import NewJob
+from onward.names import check_name, is_async, place_of
 from onward.policy import Backoff
 from onward.signals import Verdict
+from onward.text import safe_repr
 
 if TYPE_CHECKING:
     from onward.app import Onward
     from onward.handle import Handle
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 MOST_ATTEMPTS = 10_000
-MOST_NAME = 200
 
-OnError = Mapping[type[BaseException], "Backoff | Verdict"]
+LATEST = 253_370_764_800.0
+"""The start of the year 9999, in seconds since the epoch: a date that everything here can carry."""
+
+OnError = Mapping[type[BaseException], Backoff | Verdict]
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -52,24 +57,33 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_name(self.queue, "queue")
-        _check_range("priority", self.priority, -100, 100)
-        _check_range("max_attempts", self.max_attempts, 1, MOST_ATTEMPTS)
+        check_range("priority", self.priority, -100, 100)
+        check_range("max_attempts", self.max_attempts, 1, MOST_ATTEMPTS)
         if self.max_losses is not None:
-            _check_range("max_losses", self.max_losses, 0, MOST_ATTEMPTS)
-        if self.timeout is not None and not 0 < self.timeout < 10 * 365 * 86_400:
+            check_range("max_losses", self.max_losses, 0, MOST_ATTEMPTS)
+        if self.timeout is not None and not self.timeout > 0:
             raise InvalidOption(
-                f"timeout={self.timeout} cannot work",
-                why="a time limit is more than 0 seconds and less than ten years",
-                fix="timeout=30, or timeout=None for no limit",
+                f"timeout={self.timeout:g} cannot work",
+                why="a time limit is more than 0 seconds",
+                fix="timeout=30, or leave it out for no limit",
             )
 
+    def losses_allowed(self) -> int:
+        """By default three; none where one attempt is all there is: that means "at most once"."""
+        if self.max_losses is not None:
+            return self.max_losses
+        return 0 if self.max_attempts == 1 else 3
 
-class Call(Generic[R]):
-    """A call of a task, checked and serialised, that is not enqueued yet: for `enqueue_many` and `current().enqueue`."""
+
+class Call(Generic[R_co]):
+    """A call of a task, checked and serialised, that is not enqueued yet.
+
+    For `enqueue_many` and `current().enqueue`.
+    """
 
     __slots__ = ("connection", "job", "task")
 
-    def __init__(self, task: Task[Any, R], job: NewJob, connection: Any) -> None:
+    def __init__(self, task: Task[Any, R_co], job: NewJob, connection: Any) -> None:
         self.task = task
         self.job = job
         self.connection = connection
@@ -78,7 +92,7 @@ class Call(Generic[R]):
         return f"<Call of {self.task.name} as {self.job.id}>"
 
 
-class Task(Generic[P, R]):
+class Task(Generic[P, R_co]):
     """A function registered with an app. Made by `@app.task`."""
 
     def __init__(
@@ -93,6 +107,8 @@ class Task(Generic[P, R]):
         isolation: str | None,
         signature: Signature | None = None,
     ) -> None:
+        # What tools read of a function: its name, its place, its documentation, its annotations.
+        functools.update_wrapper(cast(Any, self), function, updated=())
         self.app = app
         self.function = function
         self.name = name
@@ -100,15 +116,13 @@ class Task(Generic[P, R]):
         self.backoff = backoff
         self.on_error = on_error
         self.isolation = isolation
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = is_async(function)
         self.signature = signature or Signature.of(function, name)
-        self.__doc__ = function.__doc__
-        self.__wrapped__ = function
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """Check and serialise a call, to be enqueued together with others.
 
         Raises:
@@ -116,20 +130,39 @@ class Task(Generic[P, R]):
             NotSerializable: a value has no faithful JSON form.
             PayloadTooLarge: the arguments are too large or nest too deeply.
         """
-        return self._call(args, kwargs)
+        options = self.options
+        job = NewJob(
+            id=options.id or new_id(),
+            task=self.name,
+            queue=options.queue,
+            priority=options.priority,
+            args=self.signature.encode_arguments(args, kwargs),
+            max_attempts=options.max_attempts,
+            max_losses=options.losses_allowed(),
+            timeout=options.timeout,
+            run_at=options.run_at,
+            delay=options.delay,
+        )
+        return Call(self, job, options.connection)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Enqueue a call; returns after the commit. In a caller's transaction: after the write, before the commit.
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
+        """Enqueue a call; returns after the commit.
+
+        In a transaction of the caller's (`using(connection=…)`) it returns after the write, and the
+        job exists if that transaction commits.
 
         Raises:
-            InvalidArguments, NotSerializable, PayloadTooLarge: the call is refused; nothing is written.
-            DatabaseUnavailable: the database did not answer; with `using(id=…)` the call can be repeated safely.
+            InvalidArguments, NotSerializable, PayloadTooLarge: the call is refused; nothing is
+                written.
+            IdConflict: the id given with `using(id=…)` belongs to another call.
+            DatabaseUnavailable: the database did not answer; with `using(id=…)` the call can be
+                repeated safely.
         """
-        return self.app._enqueue_one(self._call(args, kwargs))  # pyright: ignore[reportPrivateUsage]
+        return enqueue_all(self.app, [self.call(*args, **kwargs)])[0]
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """The same as `enqueue`, for async code."""
-        return await self.app._aenqueue_one(self._call(args, kwargs))  # pyright: ignore[reportPrivateUsage]
+        return (await aenqueue_all(self.app, [self.call(*args, **kwargs)]))[0]
 
     def using(
         self,
@@ -142,25 +175,26 @@ class Task(Generic[P, R]):
         timeout: timedelta | float | None = None,
         id: str | UUID | None = None,
         connection: Any = None,
-    ) -> Task[P, R]:
-        """The same task with other options for the calls made through it.
+    ) -> Self:
+        """The same task with other options for the calls made through it. None: as they are.
 
         Args:
             queue: where the job goes.
             priority: −100 to 100; a higher one runs first.
-            run_after: how long to wait (timedelta, or seconds), or the moment (an aware datetime).
+            run_after: how long to wait (timedelta, or seconds), or the moment (aware datetime).
             max_attempts: how many failed attempts make it dead.
             max_losses: how many losses beyond which it is dead.
             timeout: the time limit of one attempt (timedelta, or seconds).
             id: a UUID of the caller's; enqueuing the same call again with it changes nothing.
-            connection: an open connection or session (psycopg, asyncpg, sqlite3, apsw, SQLAlchemy): the job is
-                written through it, and exists if its transaction commits.
+            connection: an open connection or session to the app's database (psycopg, asyncpg,
+                sqlite3, apsw, SQLAlchemy): the job is written through it, and exists if its
+                transaction commits. It must lead to the app's database.
 
         Raises:
             InvalidOption: a value that cannot work.
         """
         given: dict[str, Any] = {
-            "queue": queue,
+            "queue": None if queue is None else check_name(queue, "queue"),
             "priority": priority,
             "max_attempts": max_attempts,
             "max_losses": max_losses,
@@ -169,117 +203,126 @@ class Task(Generic[P, R]):
             "connection": connection,
         }
         changed = {name: value for name, value in given.items() if value is not None}
-        return self._with(replace(self.options, **changed, **_due(run_after)))
-
-    def _with(self, options: Options) -> Task[P, R]:
-        copy = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy.options = options
-        return copy
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R]:
-        options = self.options
-        text = self.signature.encode_arguments(args, kwargs)
-        job = NewJob(
-            id=options.id or new_id(),
-            task=self.name,
-            queue=options.queue,
-            priority=options.priority,
-            args=text,
-            max_attempts=options.max_attempts,
-            max_losses=losses_allowed(options),
-            timeout=options.timeout,
-            run_at=options.run_at,
-            delay=options.delay,
-        )
-        return Call(self, job, options.connection)
+        other = copy.copy(self)
+        other.options = replace(self.options, **changed, **_due(run_after))
+        return other
 
 
-class SyncTask(Task[P, R]):
+class SyncTask(Task[P, R_co]):
     """A task made of a plain function; it runs in a thread."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function here and now, without a queue."""
-        result: R = self.function(*args, **kwargs)
+        result: R_co = self.function(*args, **kwargs)
         return result
 
 
-class AsyncTask(Task[P, R]):
+class Unsaid:
+    """What no function returns.
+
+    Only a function that returns Any fits a `Callable[P, Unsaid]`, so an overload of it in front
+    keeps such a function from being taken for an async one. (mypy gives up and says Any.)
+    """
+
+
+class AsyncTask(Task[P, R_co]):
     """A task made of an `async` function; it runs on the worker's loop."""
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function here and now, without a queue."""
-        result: R = await self.function(*args, **kwargs)
+        result: R_co = await self.function(*args, **kwargs)
         return result
 
 
-def losses_allowed(options: Options) -> int:
-    """By default three; none where one attempt is all there is, which so means "at most once"."""
-    if options.max_losses is not None:
-        return options.max_losses
-    return 0 if options.max_attempts == 1 else 3
-
-
-def default_name(function: Callable[..., Any]) -> str:
-    """`module.function`. A script that is run by itself is known by the name under which it would be imported."""
-    module = function.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        file = getattr(main, "__file__", None)
-        if spec is not None:
-            module = str(spec.name).removesuffix(".__main__")
-        elif file:
-            module = Path(file).stem
-    return f"{module}.{function.__qualname__}"
-
-
-def check_name(name: object, what: str) -> str:
-    """A queue's or a task's name: text that any list, log line and command line can carry.
+def as_call(value: object, taker: str) -> Call[Any]:
+    """What somebody handed in as a call; a coroutine is closed, so that it does not complain.
 
     Raises:
-        InvalidOption: it is empty, too long, or has characters that hide or break things.
+        InvalidArguments: it is no call.
     """
-    if (
-        isinstance(name, str)
-        and 0 < len(name) <= MOST_NAME
-        and name.isprintable()
-        and name == name.strip()
-        and not set(name) & set(",*:=")
-        and not name.startswith("-")
-    ):
-        return name
-    raise InvalidOption(
-        f"{what} {ascii(name)[:80]} cannot be used as a name",
-        why=f"a name is 1 to {MOST_NAME} printable characters, does not start with '-', has no space around it and none of , * : =",
-        fix='queue="mail", queue="reports.daily"',
+    if _is_call(value):
+        return value
+    if inspect.iscoroutine(value):
+        value.close()
+    raise InvalidArguments(
+        f"{taker} was given {safe_repr(value)}, which is no call",
+        why="a call is made by task.call(…), which checks its arguments",
+        fix=f"{taker}(send.call(user_id=5)), with a task `send`",
     )
 
 
-def _check_range(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-        return
-    raise InvalidOption(
-        f"{name}={value!r} cannot work", why=f"{name} is a whole number from {low} to {high}"
-    )
+def _is_task(value: object) -> bool:
+    return isinstance(value, Task)
 
 
-def _due(run_after: timedelta | datetime | float | None) -> dict[str, float]:
+def _is_call(value: object) -> TypeGuard[Call[Any]]:
+    return isinstance(value, Call)
+
+
+def check_function(function: object) -> None:
+    """Refuse what cannot be a task.
+
+    Raises:
+        InvalidOption: it is no function, or one whose body does not run when it is called.
+    """
+    if not callable(function) or isinstance(function, type) or _is_task(function):
+        raise InvalidOption(
+            f"@app.task was given {safe_repr(function)}, which is no function",
+            why="a task is a plain or an async function",
+            fix='decorate a function; options go in parentheses: @app.task(queue="mail")',
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidOption(
+            f"{place_of(function)} is a generator function",
+            why="calling it runs nothing of its body, and a job has one result",
+            fix="return a list, or enqueue a job for each item",
+        )
+
+
+def check_rules(backoff: object, on_error: Mapping[Any, Any], isolation: object) -> None:
+    """Refuse what a task cannot go by when it fails.
+
+    Raises:
+        InvalidOption: a value that cannot work.
+    """
+    if not isinstance(backoff, Backoff):
+        raise InvalidOption(
+            f"backoff={safe_repr(backoff)} cannot work",
+            why="the delays between tries grow by a rule",
+            fix="backoff=Backoff(base=2, factor=3, cap=3600)",
+        )
+    for kind, rule in on_error.items():
+        if not (inspect.isclass(kind) and issubclass(kind, BaseException)) or not isinstance(
+            rule, (Backoff, Verdict)
+        ):
+            raise InvalidOption(
+                f"on_error={{{safe_repr(kind)}: {safe_repr(rule)}}} cannot work",
+                why="it says for classes of exceptions what they mean for the job",
+                fix="on_error={ValueError: BURY, NotThere: DROP, Busy: Backoff(base=60)}",
+            )
+    if isolation not in {None, "process"}:
+        raise InvalidOption(
+            f"isolation={safe_repr(isolation)} cannot work",
+            why="an attempt runs in the worker's process, or in a process of its own",
+            fix='isolation="process", or leave it out',
+        )
+
+
+def _due(run_after: timedelta | datetime | float | None) -> dict[str, float | None]:
+    """When a call is due, as options: after a delay or at a moment, whichever was said last."""
     if run_after is None:
         return {}
     if not isinstance(run_after, datetime):
-        delay = seconds(run_after, "run_after")
-        if not abs(delay) <= 10 * 365 * 86_400:
-            raise InvalidOption(
-                f"run_after={run_after!r} cannot work", why="the longest delay is ten years"
-            )
-        return {"delay": max(0.0, delay)}
-    if run_after.tzinfo is None:
+        return {"delay": max(0.0, seconds(run_after, "run_after")), "run_at": None}
+    if run_after.utcoffset() is None:
         raise InvalidOption(
-            f"run_after={run_after!r} has no time zone",
+            f"run_after={safe_repr(run_after)} has no time zone",
             why="a naive time is read differently by machines in different zones",
             fix="datetime.now(UTC) + timedelta(hours=1), or a timedelta",
         )
-    return {"run_at": run_after.timestamp()}
-
-
+    moment = run_after.timestamp()
+    if moment >= LATEST:
+        raise InvalidOption(
+            f"run_after={safe_repr(run_after)} is too late", why="a moment is before the year 9999"
+        )
+    return {"run_at": moment, "delay": None}

@@ -1,0 +1,157 @@
+"""How calls reach the store: many in one transaction, or through a connection of the caller's.
+
+In:  calls, checked and serialised.    Out: handles, after our commit (the caller's comes later).
+A call with an id of the caller's may have been written before: then its handle shows the job as it
+is there. All others have ids that nobody has seen yet, so the first try is a plain INSERT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onward.errors import IdConflict, JobNotFound
+from onward.handle import Handle
+from onward.job import NewJob
+from onward.store import connections, store
+from onward.store.database import Again
+from onward.store.statements import Op
+from onward.store.store import Record
+
+if TYPE_CHECKING:
+    from onward.app import Onward
+    from onward.task import Call
+
+MOST_ROWS = 5_000
+MOST_TEXT = 8_000_000
+"""What one statement carries at most: rows, and characters of their arguments."""
+
+
+def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
+    """Write the calls; those without a connection in one transaction."""
+    there: dict[str, Record] = {}
+    for part in _parts(calls):
+        if part.connection is not None:
+            there |= connections.write(
+                app.database,
+                part.connection,
+                part.write,
+                several=part.several,
+                repeats=part.repeats,
+            )
+        elif part.several:
+            there |= app.database.run(part.write)
+            if app.database.notifies:
+                app.database.enqueue([])  # Writes nothing, and wakes a worker that waits.
+        else:
+            app.database.enqueue(part.jobs)
+    return [_handle(app, call, there) for call in calls]
+
+
+async def aenqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
+    """The same as `enqueue_all`, for async code."""
+    there: dict[str, Record] = {}
+    for part in _parts(calls):
+        if part.connection is not None:
+            there |= await connections.awrite(
+                app.database,
+                part.connection,
+                part.write,
+                several=part.several,
+                repeats=part.repeats,
+            )
+        elif part.several:
+            there |= await app.database.arun(part.write)
+            if app.database.notifies:
+                await app.database.aenqueue([])
+        else:
+            await app.database.aenqueue(part.jobs)
+    return [_handle(app, call, there) for call in calls]
+
+
+class _Part:
+    """The calls that are written in one transaction: ours, or that of one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.jobs: list[NewJob] = []
+        self._explicit: dict[str, NewJob] = {}
+
+    def add(self, call: Call[Any]) -> None:
+        job = call.job
+        if call.task.options.id is not None:
+            first = self._explicit.setdefault(job.id, job)
+            if first is not job:
+                return _check_same(first, job)
+        self.jobs.append(job)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a job may be there already."""
+        return bool(self._explicit)
+
+    @property
+    def several(self) -> bool:
+        """Whether it takes more than one statement."""
+        return self.repeats or (len(self.jobs) > 1 and len(_chunks(self.jobs)) > 1)
+
+    def write(self) -> Op[dict[str, Record]]:
+        """Write all; returns those that were there already."""
+        if not self.several:
+            yield from store.enqueue(self.jobs)
+            return {}
+        there: dict[str, Record] = {}
+        for chunk in _chunks(self.jobs):
+            born = yield from store.enqueue_again(chunk)
+            for id in {job.id for job in chunk} & self._explicit.keys() - born:
+                there[id] = yield from _record(id)
+        return there
+
+
+def _record(id: str) -> Op[Record]:
+    try:
+        return (yield from store.record(id))
+    except JobNotFound:
+        raise Again from None  # Pruned just now, so it can be enqueued after all.
+
+
+def _parts(calls: Sequence[Call[Any]]) -> Iterator[_Part]:
+    """The calls by the connection that they go through; our own transaction comes last."""
+    parts: dict[int, _Part] = {}
+    for call in calls:
+        key = 0 if call.connection is None else id(call.connection)
+        if key not in parts:
+            parts[key] = _Part(call.connection)
+        parts[key].add(call)
+    own = parts.pop(0, None)
+    yield from parts.values()
+    if own is not None:
+        yield own
+
+
+def _chunks(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
+    """The jobs cut into what one statement carries."""
+    chunks: list[Sequence[NewJob]] = []
+    start = text = 0
+    for place, job in enumerate(jobs):
+        text += len(job.args)
+        if place - start == MOST_ROWS or (text > MOST_TEXT and place > start):
+            chunks.append(jobs[start:place])
+            start, text = place, len(job.args)
+    return [*chunks, jobs[start:]]
+
+
+def _check_same(first: NewJob, second: NewJob) -> None:
+    if (first.task, first.args) != (second.task, second.args):
+        raise IdConflict(
+            f"job id {first.id} is given to two calls, of {first.task} and of {second.task}",
+            why="an explicit id makes an enqueue repeatable: the same id means the same call",
+            fix="use an id for each call; uuid.uuid5(namespace, key) makes one from a key of yours",
+        )
+
+
+def _handle(app: Onward, call: Call[Any], there: dict[str, Record]) -> Handle[Any]:
+    record = there.get(call.job.id)
+    if record is not None:
+        return Handle(app, record=record)
+    return Handle(app, new=call.job, connection=call.connection)
