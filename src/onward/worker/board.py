@@ -13,15 +13,15 @@ import mmap
 import os
 import struct
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 
 from msgspec import Struct
 
-_HEAD = struct.Struct("<dddBBxxxxxxI")
+_HEAD = struct.Struct("<dddBBxxxxxxd")
 _SLOT = struct.Struct("<dd36sIBxxx")
 _TIME = struct.Struct("<d")
-_BEAT, _TICK, _LOOP, _LOST, _STOPPED = 0, 8, 16, 24, 25
-_FREE = bytes(_SLOT.size)
+_BEAT, _TICK, _LOOP, _LOST, _STOPPED, _STILL = 0, 8, 16, 24, 25, 32
 
 FOREVER = 1e300
 
@@ -53,7 +53,7 @@ class Board:
             os.ftruncate(fd, size)
         self.fd = fd
         self._map = mmap.mmap(fd, size)
-        self._free = list(range(slots - 1, -1, -1))
+        self._free = deque(range(slots))
 
     def close(self) -> None:
         self._map.close()
@@ -71,20 +71,26 @@ class Board:
 
     def begin(self, job: str, attempt: int, started: float, deadline: float) -> int:
         """Write down that a body begins; returns its place."""
-        place = self._free.pop()
+        place = self._free.popleft()
         _SLOT.pack_into(
             self._map, _HEAD.size + place * _SLOT.size, started, deadline, job.encode(), attempt, 1
         )
         return place
 
+    def extend(self, place: int, deadline: float) -> None:
+        """This attempt has longer than was said."""
+        _TIME.pack_into(self._map, _HEAD.size + place * _SLOT.size + 8, deadline)
+
     def relax(self, place: int) -> None:
         """The worker has dealt with this attempt's deadline itself."""
-        _TIME.pack_into(self._map, _HEAD.size + place * _SLOT.size + 8, FOREVER)
+        self.extend(place, FOREVER)
 
     def end(self, place: int) -> None:
-        """The body has ended."""
-        start = _HEAD.size + place * _SLOT.size
-        self._map[start : start + _SLOT.size] = _FREE
+        """The body has ended. It stays written down until its place is taken again, the oldest
+        first: if the process dies before it could write the outcome, this attempt is no innocent
+        one that had not begun.
+        """
+        self.relax(place)
         self._free.append(place)
 
     def say_stopped(self) -> None:
@@ -101,6 +107,10 @@ class Board:
         """The database has given this worker up: whatever it holds is no longer its own."""
         self._map[_LOST] = 1
 
+    def stand_still(self, seconds: float) -> None:
+        """Everything here stood still for so long: a suspended machine, or none of its time for us."""
+        _TIME.pack_into(self._map, _STILL, self.stood_still + seconds)
+
     # --- both -------------------------------------------------------------------------------------
 
     @property
@@ -116,6 +126,11 @@ class Board:
         return float(_TIME.unpack_from(self._map, _LOOP)[0])
 
     @property
+    def stood_still(self) -> float:
+        """For how long in all everything stood still: no attempt worked in that time."""
+        return float(_TIME.unpack_from(self._map, _STILL)[0])
+
+    @property
     def lost(self) -> bool:
         return self._map[_LOST] == 1
 
@@ -124,7 +139,7 @@ class Board:
         return self._map[_STOPPED] == 1
 
     def begun(self) -> Iterator[Begun]:
-        """The attempts whose bodies have begun and not ended."""
+        """The attempts whose bodies have begun; some of them may have ended."""
         for place in range(self.slots):
             started, deadline, job, attempt, taken = _SLOT.unpack_from(
                 self._map, _HEAD.size + place * _SLOT.size

@@ -19,6 +19,10 @@ from onward.job import Job
 from onward.policy import Backoff, Discarded, Outcome, Raised, Rejected, Returned, Snoozed, Stopped
 from onward.signals import Cancelled, Discard, Retry, Snooze, Verdict
 from onward.task import Task
+from onward.text import clean_text, type_name
+
+MOST_REASON = 1_000
+"""Bytes of the reason that a task gives for a Discard."""
 
 
 def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
@@ -65,7 +69,7 @@ def _outcome_of(task: Task[Any, Any], error: BaseException, current: Current) ->
         case Snooze(delay=delay):
             return Snoozed(delay)
         case Discard(why=why):
-            return Discarded(why[:1000])
+            return Discarded(clean_text(str(why), MOST_REASON))
         case Cancelled() | asyncio.CancelledError() if current.cancel_requested:
             return Stopped()
         case _:
@@ -82,7 +86,7 @@ def _by_rule(task: Task[Any, Any], error: BaseException, current: Current) -> Ou
         case Verdict.BURY:
             return Raised(text, final=True)
         case Verdict.DROP:
-            return Discarded(f"{type(error).__name__}: dropped by the task's rule")
+            return Discarded(f"{type_name(type(error))}: dropped by the task's rule")
         case Backoff():
             return Raised(text, backoff=rule)
         case _:

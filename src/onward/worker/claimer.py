@@ -78,10 +78,11 @@ class Claimer:
         """Something may have been enqueued, or a slot is free."""
         self._pause = FIRST_PAUSE
         self._lanes.spoil()
-        self._wake.set()
+        self.poke()
 
     def poke(self) -> None:
-        """A slot is free."""
+        """A slot is free, and the job that had it may have enqueued another."""
+        self.empty_looks = 0
         self._wake.set()
 
     def stop(self) -> None:
@@ -122,7 +123,6 @@ class Claimer:
         finally:
             self.in_flight = False
         self.last_success = time.monotonic()
-        self.empty_looks = 0 if got else self.empty_looks + 1
         await self._note_load(got >= room)
         return got > 0
 
@@ -139,7 +139,10 @@ class Claimer:
                 got += await self._claim_lane(lane, after, asked)
             if got >= room:
                 break
-        if full and not got:
+        if got:
+            self.empty_looks = 0
+        elif full:
+            self.empty_looks += 1
             self._lanes.cost(time.monotonic() - began)
             await self._tell_unknown()
         return got

@@ -103,7 +103,13 @@ class EmbeddedWorker:
 
     def run(self) -> str:
         """Run in this thread until stopped by a signal, or until empty; returns why it ended."""
-        return asyncio.run(self.arun())
+        return asyncio.run(self._run_on_own_loop())
+
+    async def _run_on_own_loop(self) -> str:
+        try:
+            return await self.arun()
+        finally:
+            await self._app.database.close_loop()
 
     def _run_in_thread(self) -> None:
         try:

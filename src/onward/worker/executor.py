@@ -40,6 +40,9 @@ claims.
 
 MOST_AHEAD = 1_000
 
+LATE = 0.5
+"""Seconds by which a time limit is noticed late only if something kept this process from running."""
+
 HOLD = 10.0
 """How long the retry of an abandoned body waits at least, renewed while the body lives."""
 
@@ -139,6 +142,7 @@ class Executor:
         task = self._tasks[job.task]
         held = Held(job, task)
         held.started = time.monotonic()
+        held.still = self._board.stood_still
         limit = FOREVER if job.timeout is None else held.started + job.timeout
         held.place = self._board.begin(job.id, job.attempt, held.started, limit)
         self.held[job.id] = held
@@ -213,6 +217,9 @@ class Executor:
 
     def _time_out(self, held: Held) -> None:
         """The limit has passed: ask the body to stop, and give it a moment to do so."""
+        if (more := self._more_time(held)) is not None:
+            held.timer = self._loop.call_later(more, self._time_out, held)
+            return
         held.stopping = Why.TIMEOUT
         held.current.cancel_token.request()
         if held.place is not None:
@@ -222,6 +229,22 @@ class Executor:
             return
         held.interrupt()
         held.timer = self._loop.call_later(self._settings.timeout_grace, self._abandon, held)
+
+    def _more_time(self, held: Held) -> float | None:
+        """How much longer the body may go on, if everything stood still meanwhile: it did not work
+        in that time. We come late then, and whoever watches may need a moment to tell us.
+        """
+        assert held.job.timeout is not None
+        still = self._board.stood_still - held.still
+        late = time.monotonic() - held.started - held.job.timeout
+        if still > 0 and late < still:
+            if held.place is not None:
+                self._board.extend(held.place, held.started + held.job.timeout + still)
+            return still - late
+        if late - still > LATE and not held.doubted:
+            held.doubted = True
+            return LATE
+        return None
 
     def _abandon(self, held: Held) -> None:
         """The body goes on: its attempt has failed all the same, and the body is on its own."""

@@ -50,7 +50,8 @@ class Finisher:
         self._alive = alive
         self._applied = applied
         self._waiting: list[tuple[Job, Outcome]] = []
-        self._writing: dict[str, Job] = {}
+        self._writing: dict[str, tuple[Job, Outcome]] = {}
+        self._problems: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -77,10 +78,19 @@ class Finisher:
             while self._waiting:
                 batch = self._waiting[:MOST_PER_WRITE]
                 del self._waiting[:MOST_PER_WRITE]
-                self._writing = {job.id: job for job, _ in batch}
-                await self._finish(batch)
-                self._writing = {}
+                self._writing = {job.id: (job, outcome) for job, outcome in batch}
+                try:
+                    await self._finish(batch)
+                finally:
+                    self._keep_unwritten()
             self._quiet.set()
+
+    def _keep_unwritten(self) -> None:
+        """After an error that nobody expected: what is not written yet will be tried again."""
+        if self._writing:
+            self._waiting[:0] = self._writing.values()
+            self._writing = {}
+            self._wake.set()
 
     async def flush(self, seconds: float) -> bool:
         """Wait until everything is written, at most so long; returns whether it is."""
@@ -112,7 +122,7 @@ class Finisher:
         while True:
             try:
                 return await self._database.arun(store.apply, changes)
-            except Refused as error:
+            except (Refused, ValueError, TypeError) as error:  # Or it cannot even be encoded.
                 return await self._bisect(changes, error)
             except DatabaseUnavailable as error:
                 if not self._alive():
@@ -121,9 +131,10 @@ class Finisher:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 1.0)
 
-    async def _bisect(self, changes: list[Change], error: Refused) -> set[str]:
+    async def _bisect(self, changes: list[Change], error: Exception) -> set[str]:
         """The database refuses the batch: find the one bad change, and let it fail alone."""
         if len(changes) == 1:
+            self._problems[changes[0].id] = _first_line(error)
             emit(_trouble("finish.refused", error, 1, changes[0]))
             return set()
         taken: set[str] = set()
@@ -146,14 +157,17 @@ class Finisher:
             if found is None or (found.attempt, found.worker) != (job.attempt, job.worker):
                 return await self._refused(change, found)
             if found.state == job.state:
-                outcome = Raised(
-                    plain_error("Unwritable", "the database refused how this attempt ended")
-                )
+                outcome = Raised(self._unwritable(change))
             job = found
             change = self._decide(job, outcome)
             if await self._write([change]):
                 return self._report([change])
         return await self._refused(change, None)
+
+    def _unwritable(self, change: Change) -> str:
+        problem = self._problems.pop(change.id, "it did not take, and nothing shows why")
+        text = f"the database refused how this attempt ended ({change.event}): {problem}"
+        return plain_error("Unwritable", text)
 
     async def _find(self, change: Change) -> tuple[Job | None, bool]:
         while True:
@@ -166,6 +180,7 @@ class Finisher:
 
     async def _refused(self, change: Change, found: Job | None) -> None:
         """We have lost this job: say so, and keep what we would have written."""
+        self._dealt_with(change)
         refusal = store.refusal_of(change, found)
         emit(
             Happened(
@@ -195,9 +210,18 @@ class Finisher:
     def _report(self, changes: Sequence[Change]) -> None:
         self._applied(changes)
         for change in changes:
+            self._dealt_with(change)
             level = LEVELS.get(change.event, logging.INFO)
             if wanted(level):
                 emit(told(change, level))
+
+    def _dealt_with(self, change: Change) -> None:
+        self._writing.pop(change.id, None)
+        self._problems.pop(change.id, None)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _trouble(name: str, error: Exception, count: int, change: Change | None = None) -> Happened:
@@ -206,5 +230,5 @@ def _trouble(name: str, error: Exception, count: int, change: Change | None = No
         level=logging.ERROR if change else logging.WARNING,
         job=change.id if change else None,
         attempt=change.attempt if change else None,
-        fields={"jobs": count, "error": str(error).splitlines()[0]},
+        fields={"jobs": count, "error": _first_line(error)},
     )

@@ -36,11 +36,13 @@ class Held:
         "asyncio_task",
         "cancelled_at",
         "current",
+        "doubted",
         "job",
         "kill",
         "place",
         "settled",
         "started",
+        "still",
         "stopping",
         "task",
         "timer",
@@ -52,6 +54,8 @@ class Held:
         self.current = Current(job)
         self.place: int | None = None
         self.started = 0.0
+        self.still = 0.0
+        self.doubted = False
         self.timer: asyncio.TimerHandle | None = None
         self.asyncio_task: asyncio.Task[None] | None = None
         self.kill: Callable[[], None] | None = None

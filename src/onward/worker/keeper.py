@@ -3,7 +3,9 @@ worker at once, no leader.
 
 A worker is declared lost when its lease is over on the database's clock *and* this keeper has seen
 that same lease unchanged for a lease's length on its own monotonic clock, so that a step of the
-database's clock declares nobody lost. A free lock file is proof of death by itself.
+database's clock declares nobody lost. Time in which the keeper itself stood still, or could not
+write, counts for nothing: workers could not renew their leases then either. A free lock file is
+proof of death by itself.
 """
 
 from __future__ import annotations
@@ -31,6 +33,11 @@ from onward.worker.changes import told
 KEEP_WORKERS = 7 * 86_400.0
 PRUNE_PAUSE = 0.02
 
+PROMPT = 1.0
+"""Seconds by which a sweep may come late, or a write may wait for its turn; a keeper that is slower
+judges nobody by what it saw before.
+"""
+
 
 class Keeper:
     """Keeps one database in order.
@@ -47,16 +54,21 @@ class Keeper:
         self._database = database
         self._settings = settings
         self._own = own
-        self._seen: dict[str, tuple[float, float]] = {}
+        self._seen: dict[str, tuple[tuple[float, float], float]] = {}
         self._pruned = float("-inf")
 
     async def run(self) -> None:
         """Sweep and prune for ever."""
         while True:
-            with contextlib.suppress(DatabaseError):
+            try:
                 await self.sweep()
                 await self._prune()
+            except DatabaseError:
+                self._seen.clear()
+            began = time.monotonic()
             await asyncio.sleep(self._settings.sweep)
+            if time.monotonic() - began > self._settings.sweep + PROMPT:
+                self._seen.clear()
 
     # --- sweep ------------------------------------------------------------------------------------
 
@@ -91,13 +103,20 @@ class Keeper:
         """
         return max(self._settings.lease - self._settings.sweep, self._settings.lease / 2)
 
-    def _first_seen(self, lease: Lease, now: float) -> tuple[float, float]:
+    def _first_seen(self, lease: Lease, now: float) -> tuple[tuple[float, float], float]:
+        sign = (lease.until, lease.beat)
         known = self._seen.get(lease.worker)
-        return known if known is not None and known[0] == lease.until else (lease.until, now)
+        return known if known is not None and known[0] == sign else (sign, now)
 
     async def _lose(self, lease: Lease, reason: str, proven: bool) -> None:
         seen = None if proven else lease.until
-        if await self._database.arun(store.lose, lease.worker, reason, seen):
+        asked = time.monotonic()
+
+        def prompt() -> bool:
+            """Whoever waited for others to write must not come before a renewal that waited too."""
+            return proven or time.monotonic() - asked < PROMPT
+
+        if await self._database.arun(store.lose, lease.worker, reason, seen, prompt):
             emit(
                 Happened(
                     name="worker.lost",
@@ -125,18 +144,23 @@ class Keeper:
         now = time.monotonic()
         if now - self._pruned < self._settings.prune_every:
             return
-        self._pruned = now
+        end = now + self._settings.sweep
         for state, keep in kept(self._settings):
-            await self._prune_state(state, keep)
+            if not await self._prune_state(state, keep, end):
+                return  # The next sweep is due; then it goes on from here.
         await self._database.arun(store.prune_workers, KEEP_WORKERS)
+        self._pruned = now
 
-    async def _prune_state(self, state: JobState, keep: float) -> None:
-        """Step by step, with a pause after each, so that claims get their turn."""
+    async def _prune_state(self, state: JobState, keep: float, end: float) -> bool:
+        """Step by step, with a pause after each, so that claims get their turn, and not beyond `end`;
+        returns whether all is gone.
+        """
         step = self._settings.prune_step
-        gone = step
-        while gone >= step:
-            gone = await self._database.arun(store.prune, state, keep, step)
+        while time.monotonic() < end:
+            if await self._database.arun(store.prune, state, keep, step) < step:
+                return True
             await asyncio.sleep(PRUNE_PAUSE)
+        return False
 
 
 def kept(settings: Settings) -> list[tuple[JobState, float]]:

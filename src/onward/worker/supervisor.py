@@ -37,6 +37,10 @@ from onward.worker.process import WorkerProcess
 from onward.worker.stage import keep_going
 
 WATCH = 0.2
+
+STOOD_STILL = 1.0
+"""A watch that comes later than this, in seconds, did not sleep: the machine stood still."""
+
 QUICK_DEATH = 10.0
 LONGEST_PAUSE = 5.0
 SLACK = 1.0
@@ -268,14 +272,20 @@ class Supervisor:
         while True:
             await asyncio.sleep(WATCH)
             now = time.monotonic()
-            if now - last > 5.0:
-                self._resumed = (
-                    now  # we were stopped ourselves: give the workers time to show that they live
-                )
+            if now - last > WATCH + STOOD_STILL:
+                self._resume(now, now - last - WATCH)
             last = now
             for child in list(self._children):
                 if why := self._fault(child, now):
                     child.kill(why, in_order=self._stopping.is_set() and now >= self._stop_at)
+
+    def _resume(self, now: float, still: float) -> None:
+        """We stood still ourselves, and so did the workers if it was the whole machine: nobody is
+        judged by that time, and they get a moment to show that they live.
+        """
+        self._resumed = now
+        for child in self._children:
+            child.board.stand_still(still)
 
     def _fault(self, child: WorkerProcess, now: float) -> str | None:
         """Why this process must be killed, if it must."""
@@ -287,13 +297,19 @@ class Supervisor:
         seen = max(child.board.last_tick, self._resumed, child.started)
         if now - seen > settings.stall_after:
             return f"it gave no sign of life for {settings.stall_after:g} s"
-        if child.board.overdue(now - settings.timeout_grace - SLACK):
+        patience = settings.timeout_grace + SLACK
+        if now - self._resumed > patience and child.board.overdue(now - patience):
             return "it was stuck past an attempt's time limit"
-        if child.board.lost:
+        if child.board.lost or (self._cut_off and now - child.board.last_beat > settings.lease):
             child.lost_since = child.lost_since or now
             if now - child.lost_since > 8.0:
                 return "it did not stop after its lease was lost"
         return None
+
+    @property
+    def _cut_off(self) -> bool:
+        """Whether others may be able to declare our workers lost while we cannot renew a lease."""
+        return self._database is not None and not self._database.local
 
     def _last_words(self) -> float:
         """How long after the grace a process may take: for bodies to clean up and for the last

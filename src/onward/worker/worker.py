@@ -144,10 +144,33 @@ class Worker:
         return self.executor.room()
 
     def _alive(self) -> bool:
-        """Whether the lease may still be live, on this machine's monotonic clock."""
-        return (
-            not self._board.lost and time.monotonic() - self._board.last_beat < self._settings.lease
-        )
+        """Whether this worker may still write. While nobody can write to the database, nobody can
+        take its jobs either; elsewhere others may be able to when we are not.
+        """
+        return not self._board.lost and (self._database.local or self._silent < 0)
+
+    @property
+    def _silent(self) -> float:
+        """For how many seconds the lease has been over, on this machine's monotonic clock; negative
+        while it lasts.
+        """
+        return time.monotonic() - self._board.last_beat - self._settings.lease
+
+    async def _lost(self) -> bool:
+        """Whether this worker has lost its lease, or will have before its bodies could end."""
+        if self._board.lost:
+            return True
+        if not self._database.local:
+            return self._silent > -min(2 * LAST_WORDS, self._settings.lease / 6)
+        return self._silent > 0 and await self._declared_lost()
+
+    async def _declared_lost(self) -> bool:
+        """Nobody has renewed the lease for long: whoever should may stand still. Ask the database."""
+        try:
+            leases = await self._database.aread(store.leases)
+        except DatabaseError:
+            return False
+        return self._plan.id not in {lease.worker for lease in leases}
 
     def _applied(self, changes: Sequence[Change]) -> None:
         """Changes took: jobs that went back to the queue may be due again behind the claimer's
@@ -218,7 +241,7 @@ class Worker:
                 pass
             else:
                 return "stopped"
-            if not self._alive():
+            if await self._lost():
                 return "lost"
             if len(self.executor.abandoned) > self._plan.concurrency:
                 return "full"
@@ -229,7 +252,9 @@ class Worker:
         if not self.executor.idle or self.finisher.backlog or self.claimer.empty_looks < 2:
             return False
         lanes = await self._database.aread(store.lanes, list(self._plan.queues))
-        return not any(lane.due_in <= 0 for lane in lanes) or self.claimer.empty_looks > 5
+        if any(lane.due_in <= 0 for lane in lanes) and self.claimer.empty_looks <= 5:
+            return False
+        return self.executor.idle
 
     async def _leave_in_order(self, why: str) -> None:
         """Let running jobs end within the grace, give back the rest in the last write, and say that
