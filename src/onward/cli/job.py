@@ -1,0 +1,247 @@
+"""`onward job`: list, show, cancel, requeue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from onward.app import cancel_change, requeue_change
+from onward.cli.options import Place, examples, json_option, place_options
+from onward.cli.places import check_sound, opened, whole_id, whole_ids
+from onward.cli.record import read_record, show_record
+from onward.cli.root import Family
+from onward.cli.screen import Screen, marked, message, print_json, report_damage, say
+from onward.cli.table import Column
+from onward.cli.troubles import exit_code, tell
+from onward.cli.values import Cut, Id, Moment, State, plain
+from onward.errors import OnwardError
+from onward.job import Change, Job
+from onward.lifecycle import JobState
+from onward.store import store
+from onward.store.database import Database
+
+COLUMNS = (
+    Column("id"),
+    Column("state"),
+    Column("task", elastic=True),
+    Column("queue", elastic=True),
+    Column("priority", "prio"),
+    Column("tries"),
+    Column("created_at", "created"),
+    Column("when"),
+    Column("note", elastic=True),
+)
+
+_OPTIONAL = frozenset({"worker", "started_at", "finished_at", "reason", "note"})
+
+
+@click.group(
+    cls=Family,
+    epilog=examples(
+        "onward job list --state dead", "onward job show 0193a1b2", "onward job cancel 0193a1b2"
+    ),
+)
+def job() -> None:
+    """List, show, cancel and requeue jobs.
+
+    A job is named by its id, or by any beginning of it that no other job has.
+    """
+
+
+# --- list -----------------------------------------------------------------------------------------
+
+
+@job.command(
+    "list",
+    epilog=examples(
+        "onward job list --state running",
+        "onward job list --queue mail --limit 200",
+        "onward job list --task billing.charge --json",
+    ),
+)
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in JobState]),
+    help="Only jobs in this state.",
+)
+@click.option("--queue", help="Only jobs of this queue.")
+@click.option(
+    "--task",
+    help="Only jobs of this task. Names are compared as they are: no character is a wildcard.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="How many at most.",
+)
+@click.option("--before", metavar="ID", help="The next page: jobs older than this one.")
+@json_option
+@place_options
+@click.pass_obj
+def list_jobs(
+    place: Place,
+    state: str | None,
+    queue: str | None,
+    task: str | None,
+    limit: int,
+    before: str | None,
+    as_json: bool,
+) -> None:
+    """List jobs, the newest first.
+
+    WHEN is when a queued job is due, when a running one started, and when the others ended.
+    """
+    with opened(place) as database:
+        start = whole_id(database, before) if before else None
+        filters = {"state": state, "queue": queue, "task": task}
+        rows = database.read(store.read, "list", before=start, limit=limit, **filters)
+        now = database.read(store.now)
+    items = marked([_listed(row) for row in rows], _OPTIONAL)
+    following = items[-1]["id"] if len(items) == limit else None
+    if as_json:
+        print_json("job.list/1", items=items, next=following)
+        return
+    if items:
+        Screen(now).table(COLUMNS, items)
+    else:
+        message("no job matches" if any(filters.values()) else "there are no jobs yet")
+    report_damage(items)
+    if following:
+        message(f"there may be more: --before {plain(following)}")
+
+
+def _listed(row: tuple[Any, ...]) -> dict[str, Any]:
+    state = row[4]
+    when = {"queued": row[11], "waiting": row[11], "running": row[12], "cancelling": row[12]}
+    return {
+        "id": Id(row[0]),
+        "state": State(state),
+        "task": Cut(row[1]),
+        "queue": Cut(row[2]),
+        "priority": row[3],
+        "attempt": row[5],
+        "tries": _tries(row),
+        "worker": Id(row[6]),
+        "failures": row[9],
+        "losses": row[10],
+        "max_attempts": row[7],
+        "max_losses": row[8],
+        "created_at": Moment(row[14]),
+        "run_at": Moment(row[11]),
+        "started_at": Moment(row[12]),
+        "finished_at": Moment(row[13]),
+        "when": Moment(when.get(str(state), row[13])),
+        "reason": Cut(row[15]),
+        "note": Cut(_note(row)),
+    }
+
+
+def _tries(row: tuple[Any, ...]) -> str:
+    """Failures of the allowed ones, and losses where there are any: `2/5`, `2/5 +1 lost`."""
+    lost = f" +{row[10]} lost" if row[10] else ""
+    return f"{row[9]}/{row[7]}{lost}"
+
+
+def _note(row: tuple[Any, ...]) -> str | None:
+    if row[4] not in set(JobState):
+        return "damaged: unknown state"
+    return None if row[15] is None else str(row[15])
+
+
+# --- show -----------------------------------------------------------------------------------------
+
+
+@job.command(
+    epilog=examples(
+        "onward job show 0193a1b2-c3d4-7e5f",
+        "onward job show 0193a1b2 --database sqlite:///jobs.db",
+        "onward job show 0193a1b2 --json",
+    )
+)
+@click.argument("id", metavar="ID")
+@json_option
+@place_options
+@click.pass_obj
+def show(place: Place, id: str, as_json: bool) -> None:
+    """Show one job: arguments, attempts, errors, result.
+
+    Values under secret-looking names (password, token, api_key, …) are shown as ***.
+    """
+    with opened(place) as database:
+        found = read_record(database, whole_id(database, id))
+    if as_json:
+        print_json("job.show/1", **found.document())
+    else:
+        show_record(found)
+
+
+# --- move -----------------------------------------------------------------------------------------
+
+
+@job.command(
+    epilog=examples(
+        "onward job cancel 0193a1b2",
+        "onward job cancel 0193a1b2 0193a1c7",
+        "onward job cancel 0193a1b2 --json",
+        note="A queued job is cancelled at once. A running one is asked to stop: it "
+        "is `cancelling` until it has.",
+    )
+)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@json_option
+@place_options
+@click.pass_obj
+def cancel(place: Place, ids: tuple[str, ...], as_json: bool) -> None:
+    """Ask jobs to stop."""
+    with opened(place) as database:
+        _move(database, ids, cancel_change, "job.cancel/1", as_json)
+
+
+@job.command(
+    epilog=examples(
+        "onward job requeue 0193a1b2",
+        "onward job requeue 0193a1b2 0193a1c7",
+        "onward dead requeue --task billing.charge",
+        note="Attempt numbers go on where they were and history stays; the budgets of failures and "
+        "losses start afresh.",
+    )
+)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@json_option
+@place_options
+@click.pass_obj
+def requeue(place: Place, ids: tuple[str, ...], as_json: bool) -> None:
+    """Take dead jobs out of quarantine, to be tried again."""
+    with opened(place) as database:
+        _move(database, ids, requeue_change, "job.requeue/1", as_json)
+
+
+def _move(
+    database: Database,
+    given: Sequence[str],
+    decide: Callable[[Job], Change | None],
+    schema: str,
+    as_json: bool,
+) -> None:
+    """Move each job by itself: one that refuses does not hinder the others; the status tells."""
+    worst = 0
+    items: list[dict[str, Any]] = []
+    for id in whole_ids(database, given):
+        try:
+            check_sound(database, id)
+            state: str | None = database.run(store.move, id, decide).value
+            problem = None
+        except OnwardError as error:
+            state, problem, worst = None, error.what, max(worst, exit_code(error))
+            tell(error)
+        items.append({"id": Id(id), "state": State(state), "error": problem})
+        if state and not as_json:
+            say(f"{id}\t{state}")
+    if as_json:
+        print_json(schema, items=items)
+    click.get_current_context().exit(worst)

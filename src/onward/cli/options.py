@@ -1,0 +1,84 @@
+"""Options that commands share, and what their values may look like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from msgspec import Struct
+from msgspec.structs import replace
+
+from onward.config import default_url
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Place(Struct, frozen=True):
+    """Which database a command is about. `url` is None where none was named on the command line."""
+
+    url: str | None = None
+    schema: str = "onward"
+
+    @property
+    def chosen(self) -> str:
+        """The URL, or else `ONWARD_URL`, or else the file beside you."""
+        return self.url or default_url()
+
+
+def _place(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Keep what was named; what stands nearer to the command wins."""
+    if value is None:
+        return
+    known = context.obj if isinstance(context.obj, Place) else Place()
+    context.obj = replace(known, **{"url" if parameter.name == "database" else "schema": value})
+
+
+def place_options(function: F) -> F:
+    """`--database` and `--schema`."""
+    schema = click.option(
+        "--schema",
+        metavar="NAME",
+        callback=_place,
+        expose_value=False,
+        envvar="ONWARD_SCHEMA",
+        help="PostgreSQL only: the schema of Onward's tables.",
+    )
+    text = "sqlite:///file.db or postgresql://user@host/name"
+    default = "[default: ONWARD_URL, or sqlite:///onward.db]"
+    return database_option(f"{text} {default}.")(schema(function))
+
+
+def database_option(text: str) -> Callable[[F], F]:
+    """`--database` alone, with its line in the help."""
+    return click.option("--database", metavar="URL", callback=_place, expose_value=False, help=text)
+
+
+def json_option(function: F) -> F:
+    """`--json`."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
+    )(function)
+
+
+def examples(*lines: str, note: str = "") -> str:
+    """The end of a help page: examples that can be copied."""
+    block = "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+    return f"{note}\n\n{block}" if note else block
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)?")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def parse_duration(_: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """For an option: a duration in seconds, from `90`, `90s`, `10m`, `2h`, `3d`."""
+    if value is None:
+        return None
+    match = _DURATION.fullmatch(value.strip().lower())
+    if match is None:
+        raise click.BadParameter(
+            f"{value!r} is no duration. Use s, m, h or d, for example 90s or 10m.", param=parameter
+        )
+    return float(match[1]) * _SECONDS[match[2] or "s"]
