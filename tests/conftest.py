@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.support import postgres
@@ -40,4 +41,23 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/onward.db"
     url: str = request.getfixturevalue("postgres_database")
+    return url
+
+
+@pytest.fixture(scope="module")
+def shared_postgres_database(postgres_url: str) -> Iterator[str]:
+    """The URL of a database that a module's tests take turns with."""
+    url = postgres.create_database(postgres_url)
+    yield url
+    postgres.drop_database(postgres_url, url)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def quick_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Like `database_url`, but on PostgreSQL it is one database, emptied of Onward's tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/onward.db"
+    url: str = request.getfixturevalue("shared_postgres_database")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS onward CASCADE")
     return url

@@ -1,0 +1,39 @@
+"""A database moved by hand, and a shell that runs `onward` on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from onward.store.url import open_database
+from tests.cli.shell import Shell
+from tests.support.scene import Scene
+
+
+@pytest.fixture
+def scene(quick_database_url: str) -> Iterator[Scene]:
+    """An empty database with one worker of the queue `default`."""
+    with closing(open_database(quick_database_url)) as database:
+        yield Scene(database)
+
+
+@pytest.fixture
+def shell(scene: Scene, quick_database_url: str) -> Shell:
+    """`onward` on the database of `scene`, called in this process, with no terminal."""
+    return Shell(quick_database_url)
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The surroundings of the test run change nothing."""
+    for name in (
+        "ONWARD_URL",
+        "ONWARD_SCHEMA",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "CLICOLOR_FORCE",
+        "COLUMNS",
+    ):
+        monkeypatch.delenv(name, raising=False)

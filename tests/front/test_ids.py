@@ -1,0 +1,148 @@
+"""Ids: the caller's own make an enqueue repeatable; ours are unique and strictly rise."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from onward import (
+    Onward,
+)
+from onward.errors import IdConflict
+from onward.ids import new_id
+from onward.task import AsyncTask, SyncTask
+from tests.front.shop import Address, total
+from tests.support import by_hand
+
+
+def test_the_same_call_with_the_same_id_is_one_job(app: Onward, send: SyncTask[..., int]) -> None:
+    key = uuid.uuid5(uuid.NAMESPACE_URL, "order/5")
+    first = send.using(id=key).enqueue("x")
+    again = send.using(id=str(key).upper(), priority=9).enqueue(what="x")
+    assert first == again
+    assert first.id == str(key)
+    assert again.priority == 0, "nothing changes: the job is as it was first enqueued"
+    assert total(app) == 1
+
+
+@pytest.mark.parametrize("other", ["arguments", "task"])
+def test_the_same_id_for_another_call_is_a_conflict(
+    app: Onward, send: SyncTask[..., int], ship: AsyncTask[..., str], other: str
+) -> None:
+    key = uuid.uuid4()
+    send.using(id=key).enqueue("x")
+    calls = {
+        "arguments": send.using(id=key).call("y"),
+        "task": ship.using(id=key).call(1, Address("a", "b")),
+    }
+    with pytest.raises(IdConflict, match=str(key)) as refused:
+        app.enqueue_many([calls[other]])
+    assert "shop.send" in refused.value.what
+    assert total(app) == 1
+
+
+def test_the_same_id_twice_in_one_batch_is_one_job_or_a_conflict(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    task = send.using(id=uuid.uuid4())
+    one, same = app.enqueue_many([task.call(1), task.call(1)])
+    assert one == same
+    assert total(app) == 1
+    other = send.using(id=uuid.uuid4())
+    with pytest.raises(IdConflict, match="two calls"):
+        app.enqueue_many([other.call(1), send.call(), other.call(2)])
+    assert total(app) == 1
+
+
+def test_an_id_used_after_its_job_has_ended_shows_that_job_and_runs_nothing(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    task = send.using(id=uuid.uuid4())
+    job = task.enqueue("x")
+    by_hand.succeed(app, job.id, "3")
+    again = task.enqueue("x")
+    assert (again.state, again.result, again.attempt) == ("succeeded", 3, 1)
+    assert again.wait(timeout=1) == 3
+    with pytest.raises(IdConflict):
+        send.using(id=job.id).enqueue("y")
+    assert app.counts()["queued"] == 0
+
+
+def test_an_id_used_after_its_job_was_pruned_is_a_new_job(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    task = send.using(id=uuid.uuid4(), timeout=5)
+    job = task.enqueue("x")
+    by_hand.succeed(app, job.id)
+    old = app.get(job.id)
+    by_hand.prune(app, job.id)
+    new = app.get(send.using(id=job.id).enqueue("y").id)
+    assert (new.state, new.attempt, new.args) == ("queued", 1, {"what": "y"})
+    assert new.created_at > old.created_at
+    assert (new.started_at, new.finished_at, new.result) == (None, None, None)
+    assert app.database.read(by_hand.store.get, job.id).timeout is None
+    assert new.attempts() == []
+
+
+def test_many_at_once_with_one_id_are_one_job(app: Onward, send: SyncTask[..., int]) -> None:
+    task = send.using(id=uuid.uuid4())
+    with ThreadPoolExecutor(16) as pool:
+        jobs = list(pool.map(lambda _: task.enqueue("x"), range(100)))
+    assert len(set(jobs)) == total(app) == 1
+
+
+def test_ids_strictly_rise_and_are_uuids_of_version_seven() -> None:
+    before = time.time_ns() // 1_000_000
+    ids = [new_id() for _ in range(20_000)]
+    assert all(one < other for one, other in itertools.pairwise(ids))
+    for text in ids[::1_000]:
+        parsed = uuid.UUID(text)
+        assert (parsed.version, parsed.variant, str(parsed)) == (7, uuid.RFC_4122, text)
+        assert before - 1 <= parsed.int >> 80 <= before + 60_000
+
+
+def test_ids_rise_even_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = new_id()
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    assert first < new_id() < new_id()
+
+
+def test_ids_are_unique_across_threads_and_forks() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = pool.map(lambda _: [new_id() for _ in range(2_000)], range(8))
+        ids = list(itertools.chain.from_iterable(made))
+    read, write = os.pipe()
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            os.write(write, "".join(new_id() for _ in range(500)).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    ids += [text[start : start + 36] for start in range(0, len(text), 36)]
+    ids += [new_id() for _ in range(500)]
+    assert len(ids) == len(set(ids)) == 8 * 2_000 + 3 * 500 + 500
+
+
+def test_a_child_forked_while_ids_are_made_can_make_its_own() -> None:
+    stop = threading.Event()
+    busy = threading.Thread(target=lambda: [new_id() for _ in iter(stop.is_set, True)])
+    busy.start()
+    try:
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                new_id()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        busy.join()

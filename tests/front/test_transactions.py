@@ -1,0 +1,797 @@
+"""Enqueue in the caller's own transaction: the job exists if, and only if, it commits."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import asyncpg
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from onward import (
+    Handle,
+    InvalidOption,
+    JobNotFound,
+    Onward,
+    OnwardError,
+    WaitRefused,
+)
+from onward.errors import DriverConflict, IdConflict, SchemaMissing
+from onward.task import SyncTask
+from tests.front.callers import ALL, POSTGRES, Caller
+from tests.support import by_hand
+
+
+class Shop:
+    """An app with two tasks, and somebody's connection to its database."""
+
+    def __init__(self, app: Onward, kind: str) -> None:
+        self.app = app
+        self.kind = kind
+
+        @app.task(name="shop.send")
+        def send(n: int, to: str = "you") -> int:
+            return n
+
+        @app.task(name="shop.charge", queue="money")
+        async def charge(cents: int) -> str:
+            return f"{cents} charged"
+
+        self.send: SyncTask[..., int] = send
+        self.charge = charge
+
+    def play(self, scene: Callable[[Caller], Awaitable[None]]) -> None:
+        """Run a scene with a caller whose transaction has begun."""
+
+        async def played() -> None:
+            async with ALL[self.kind](self.app) as caller:
+                await caller.start()
+                await scene(caller)
+            await self.app.database.close_loop()
+
+        asyncio.run(played())
+
+    def queued(self) -> int:
+        """How many jobs anybody can see."""
+        return sum(self.app.counts().values())
+
+
+def made_shop(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Iterator[Shop]:
+    if kind in POSTGRES:
+        app = Onward(request.getfixturevalue("migrated_postgres"))
+    else:
+        driver = "apsw" if kind == "apsw" else "sqlite3"
+        app = Onward(f"sqlite:///{tmp_path}/onward.db", sqlite_driver=driver)
+        app.counts()
+    yield Shop(app, kind)
+    app.close()
+
+
+@pytest.fixture(params=ALL)
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """The shop, once for each driver."""
+    yield from made_shop(request, tmp_path, request.param)
+
+
+@pytest.fixture(params=POSTGRES)
+def postgres_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """The shop, once for each driver of PostgreSQL."""
+    yield from made_shop(request, tmp_path, request.param)
+
+
+# --- commit and rollback --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["a row of its own", "the job"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_job_exists_if_and_only_if_its_transaction_commits(
+    shop: Shop, end: str, first: str
+) -> None:
+    async def scene(caller: Caller) -> None:
+        if first == "a row of its own":
+            await caller.execute("INSERT INTO note VALUES ('before')")
+        job = await caller.enqueue(shop.send, 1)
+        if first == "the job":
+            await caller.execute("INSERT INTO note VALUES ('after')")
+        assert shop.queued() == 0, "seen before the commit"
+        await caller.finish(end)
+        kept = 1 if end == "commit" else 0
+        assert (shop.queued(), await caller.notes()) == (kept, kept)
+        if kept:
+            assert shop.app.get(job.id).args == {"n": 1}
+        else:
+            with pytest.raises(JobNotFound):
+                shop.app.get(job.id)
+
+    shop.play(scene)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_of_nothing_but_one_job_is_a_transaction(shop: Shop, end: str) -> None:
+    async def scene(caller: Caller) -> None:
+        await caller.enqueue(shop.send, 1)
+        await caller.finish(end)
+        assert shop.queued() == (1 if end == "commit" else 0)
+
+    shop.play(scene)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_several_calls_of_several_tasks_share_one_fate(shop: Shop, end: str) -> None:
+    async def scene(caller: Caller) -> None:
+        through = {"connection": caller.connection}
+        calls = [
+            shop.send.using(**through).call(1),
+            shop.charge.using(**through, priority=3).call(cents=250),
+            shop.send.using(**through, run_after=3600).call(2, to="me"),
+        ]
+        jobs = await caller.enqueue_many(calls)
+        assert [job.task for job in jobs] == ["shop.send", "shop.charge", "shop.send"]
+        assert shop.queued() == 0
+        await caller.finish(end)
+        assert shop.queued() == (3 if end == "commit" else 0)
+        if end == "commit":
+            assert [shop.app.get(job.id).args for job in jobs] == [
+                {"n": 1},
+                {"cents": 250},
+                {"n": 2, "to": "me"},
+            ]
+
+    shop.play(scene)
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_job_along(shop: Shop) -> None:
+    async def scene(caller: Caller) -> None:
+        kept = await caller.enqueue(shop.send, 1)
+        if caller.connection.__class__.__module__ == "sqlite3":
+            assert caller.connection.in_transaction
+        await caller.execute("SAVEPOINT mine")
+        await caller.enqueue(shop.send, 2)
+        await caller.execute("ROLLBACK TO SAVEPOINT mine")
+        also = await caller.enqueue(shop.send, 3)
+        await caller.finish("commit")
+        assert shop.queued() == 2
+        assert [shop.app.get(job.id).args["n"] for job in (kept, also)] == [1, 3]
+
+    shop.play(scene)
+
+
+def test_transactions_follow_each_other_on_one_connection(shop: Shop) -> None:
+    async def scene(caller: Caller) -> None:
+        await caller.enqueue(shop.send, 1)
+        await caller.finish("rollback")
+        await caller.start()
+        await caller.enqueue(shop.send, 2)
+        await caller.finish("commit")
+        await caller.start()
+        await caller.enqueue(shop.send, 3)
+        await caller.finish("rollback")
+        assert shop.queued() == 1
+
+    shop.play(scene)
+
+
+def test_many_jobs_in_one_transaction_are_all_or_nothing(shop: Shop) -> None:
+    async def scene(caller: Caller) -> None:
+        task = shop.send.using(connection=caller.connection)
+        await caller.enqueue_many([task.call(n) for n in range(5_500)])
+        await caller.finish("rollback")
+        assert shop.queued() == 0
+        await caller.start()
+        await caller.enqueue_many([task.call(n) for n in range(5_500)])
+        assert shop.queued() == 0
+        await caller.finish("commit")
+        assert shop.queued() == 5_500
+
+    shop.play(scene)
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def test_a_wait_inside_the_transaction_is_refused_because_it_could_never_end(shop: Shop) -> None:
+    async def scene(caller: Caller) -> None:
+        job = await caller.enqueue(shop.send, 1)
+        with pytest.raises(WaitRefused, match="cannot wait for job") as refused:
+            await caller.wait(job)
+        assert "commit first" in refused.value.fix
+        await caller.finish("commit")
+        by_hand.succeed(shop.app, job.id, "7")
+        assert await caller.wait(job) == 7
+
+    shop.play(scene)
+
+
+def test_a_wait_after_a_rollback_says_that_there_is_no_such_job(shop: Shop) -> None:
+    async def scene(caller: Caller) -> None:
+        job = await caller.enqueue(shop.send, 1)
+        await caller.finish("rollback")
+        with pytest.raises(JobNotFound):
+            await caller.wait(job)
+
+    shop.play(scene)
+
+
+def test_a_wait_after_the_connection_was_closed_says_that_there_is_no_such_job(shop: Shop) -> None:
+    jobs: list[Handle[Any]] = []
+
+    async def scene(caller: Caller) -> None:
+        jobs.append(await caller.enqueue(shop.send, 1))
+        await caller.finish("rollback")
+
+    shop.play(scene)
+    with pytest.raises(JobNotFound):
+        jobs[0].wait(1)
+
+
+# --- an id of the caller's ------------------------------------------------------------------------
+
+
+def test_a_call_repeated_with_its_id_is_one_job_and_shows_what_became_of_it(shop: Shop) -> None:
+    key = uuid.uuid4()
+
+    async def scene(caller: Caller) -> None:
+        first = await caller.enqueue(shop.send, 1, id=key)
+        again = await caller.enqueue(shop.send, 1, id=key)
+        assert first == again
+        await caller.finish("commit")
+        assert shop.queued() == 1
+        by_hand.succeed(shop.app, first.id, "7")
+        await caller.start()
+        third = await caller.enqueue(shop.send, 1, id=key)
+        assert (third.state, third.result) == ("succeeded", 7)
+        await caller.finish("commit")
+        assert shop.queued() == 1
+
+    shop.play(scene)
+
+
+def test_an_id_of_another_call_is_refused_and_the_transaction_goes_on(shop: Shop) -> None:
+    key = uuid.uuid4()
+    shop.send.using(id=key).enqueue(1)
+
+    async def scene(caller: Caller) -> None:
+        await caller.execute("INSERT INTO note VALUES ('mine')")
+        through = shop.send.using(connection=caller.connection)
+        with pytest.raises(IdConflict, match=str(key)):
+            await caller.enqueue_many(
+                [through.using(id=uuid.uuid4()).call(5), through.using(id=key).call(2)]
+            )
+        await caller.execute("INSERT INTO note VALUES ('mine too')")
+        await caller.finish("commit")
+        assert (shop.queued(), await caller.notes()) == (1, 2)
+
+    shop.play(scene)
+
+
+def test_an_id_needs_a_transaction_that_sees_what_others_commit(postgres_shop: Shop) -> None:
+    shop = postgres_shop
+
+    async def scene(caller: Caller) -> None:
+        await caller.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with pytest.raises(InvalidOption, match="repeatable read") as refused:
+            await caller.enqueue(shop.send, 1, id=uuid.uuid4())
+        assert "READ COMMITTED" in refused.value.fix
+        await caller.enqueue(shop.send, 2)
+        await caller.finish("commit")
+        assert shop.queued() == 1
+
+    shop.play(scene)
+
+
+# --- where no transaction is open -----------------------------------------------------------------
+
+
+@asynccontextmanager
+async def autocommitting(shop: Shop) -> AsyncIterator[tuple[Any, bool]]:
+    """A connection of the shop's driver that commits each statement by itself."""
+    app = shop.app
+    match shop.kind:
+        case "psycopg":
+            with psycopg.connect(app.url, autocommit=True) as connection:
+                yield connection, False
+        case "psycopg async":
+            async with await psycopg.AsyncConnection.connect(app.url, autocommit=True) as other:
+                yield other, True
+        case "asyncpg":
+            raw: Any = await asyncpg.connect(app.url)
+            yield raw, True
+            await raw.close()
+        case "sqlite3":
+            with closing(sqlite3.connect(_file(app), isolation_level=None)) as file:
+                yield file, False
+        case _:
+            with closing(apsw.Connection(_file(app))) as file:
+                yield file, False
+
+
+def _file(app: Onward) -> str:
+    return app.url.removeprefix("sqlite:///")
+
+
+@pytest.fixture(params=["psycopg", "psycopg async", "asyncpg", "sqlite3", "apsw"])
+def bare_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """The shop, once for each driver that can do without a transaction."""
+    yield from made_shop(request, tmp_path, request.param)
+
+
+def test_a_connection_that_commits_by_itself_has_the_job_at_once(bare_shop: Shop) -> None:
+    shop = bare_shop
+
+    async def scene() -> None:
+        async with autocommitting(shop) as (connection, is_async):
+            through = shop.send.using(connection=connection)
+            job = await through.aenqueue(1) if is_async else through.enqueue(1)
+            assert shop.app.get(job.id).state == "queued"
+
+    asyncio.run(scene())
+
+
+def test_calls_on_a_connection_that_commits_by_itself_are_still_one_write(bare_shop: Shop) -> None:
+    shop, taken = bare_shop, uuid.uuid4()
+    shop.send.using(id=taken).enqueue(1)
+
+    async def scene() -> None:
+        async with autocommitting(shop) as (connection, is_async):
+            through = shop.send.using(connection=connection)
+
+            async def enqueue_many(*calls: Any) -> None:
+                if is_async:
+                    await shop.app.aenqueue_many(calls)
+                else:
+                    shop.app.enqueue_many(calls)
+
+            new = [through.using(id=uuid.uuid4()).call(n) for n in range(3)]
+            with pytest.raises(IdConflict):
+                await enqueue_many(*new, through.using(id=taken).call(2))
+            assert shop.queued() == 1
+            await enqueue_many(*new, through.using(id=taken).call(1))
+            assert shop.queued() == 4
+
+    asyncio.run(scene())
+
+
+def test_sqlalchemy_in_autocommit_has_the_job_at_once(migrated_postgres: str) -> None:
+    shop = Shop(Onward(migrated_postgres), "")
+    engine = create_engine(
+        migrated_postgres.replace("postgresql:", "postgresql+psycopg:"),
+        isolation_level="AUTOCOMMIT",
+    )
+    with engine.connect() as connection:
+        shop.send.using(connection=connection, id=uuid.uuid4()).enqueue(1)
+        assert shop.queued() == 1
+    engine.dispose()
+    shop.app.close()
+
+
+# --- what the caller has set up for itself --------------------------------------------------------
+
+
+def test_rows_and_cursors_as_the_caller_likes_them_do_no_harm(migrated_postgres: str) -> None:
+    shop, key = Shop(Onward(migrated_postgres), ""), uuid.uuid4()
+    with psycopg.connect(migrated_postgres, row_factory=dict_row) as connection:
+        shop.send.using(connection=connection, id=key).enqueue(1)
+        shop.send.using(connection=connection, id=key).enqueue(1)
+    with psycopg.connect(migrated_postgres, cursor_factory=psycopg.RawCursor) as connection:
+        shop.send.using(connection=connection, id=key).enqueue(1)
+        shop.send.using(connection=connection).enqueue(2)
+    assert shop.queued() == 2
+    shop.app.close()
+
+
+def test_sqlite_rows_and_texts_as_the_caller_likes_them_do_no_harm(tmp_path: Path) -> None:
+    shop = Shop(Onward(f"sqlite:///{tmp_path}/onward.db", sqlite_driver="sqlite3"), "")
+    shop.app.counts()
+    key = uuid.uuid4()
+    with closing(sqlite3.connect(tmp_path / "onward.db")) as connection:
+        connection.row_factory = lambda cursor, row: {"row": row}
+        connection.text_factory = bytes
+        shop.send.using(connection=connection, id=key).enqueue(1)
+        again = shop.send.using(connection=connection, id=key).enqueue(1)
+        assert again.id == str(key)
+        connection.commit()
+    assert shop.queued() == 1
+    shop.app.close()
+
+
+@pytest.mark.parametrize("driver", ["sqlite3", "apsw"])
+def test_jobs_are_enqueued_while_the_caller_reads_its_rows(tmp_path: Path, driver: str) -> None:
+    shop = Shop(Onward(f"sqlite:///{tmp_path}/onward.db", sqlite_driver=driver), "")
+    shop.app.counts()
+    path = str(tmp_path / "onward.db")
+    connection: Any = sqlite3.connect(path) if driver == "sqlite3" else apsw.Connection(path)
+    connection.execute("CREATE TABLE item AS SELECT value AS n FROM json_each('[1, 2, 3]')")
+    connection.execute("BEGIN")
+    for (n,) in connection.execute("SELECT n FROM item"):
+        shop.send.using(connection=connection).enqueue(n)
+    connection.execute("COMMIT")
+    connection.close()
+    assert shop.queued() == 3
+    shop.app.close()
+
+
+def test_a_scoped_session_is_the_session_of_its_scope(migrated_postgres: str) -> None:
+    shop = Shop(Onward(migrated_postgres), "")
+    engine = create_engine(migrated_postgres.replace("postgresql:", "postgresql+psycopg:"))
+    scoped = scoped_session(sessionmaker(engine))
+    shop.send.using(connection=scoped).enqueue(1)
+    scoped.rollback()
+    shop.send.using(connection=scoped).enqueue(2)
+    scoped.commit()
+    scoped.remove()
+    engine.dispose()
+    assert shop.queued() == 1
+    shop.app.close()
+
+
+def test_an_async_session_is_taken_in_each_of_its_forms(migrated_postgres: str) -> None:
+    shop = Shop(Onward(migrated_postgres), "")
+
+    async def scene() -> None:
+        engine = create_async_engine(
+            migrated_postgres.replace("postgresql:", "postgresql+asyncpg:")
+        )
+        scoped = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        await shop.send.using(connection=scoped).aenqueue(1)
+        await scoped.commit()
+        await scoped.remove()
+
+        def inside(session: Session) -> None:
+            shop.send.using(connection=session).enqueue(2)
+
+        async with AsyncSession(engine) as session, session.begin():
+            await session.run_sync(inside)
+        await engine.dispose()
+
+    asyncio.run(scene())
+    assert shop.queued() == 2
+    shop.app.close()
+
+
+def test_the_tables_may_be_in_another_schema(postgres_database: str) -> None:
+    app = Onward(postgres_database, schema="back_office")
+    app.database.migrate()
+
+    async def scene(kind: str) -> None:
+        async with POSTGRES[kind](app) as caller:
+            shop = Shop(app, kind)
+            await caller.start()
+            await caller.enqueue(shop.send, 1)
+            await caller.enqueue(shop.send, 2, id=uuid.uuid4())
+            await caller.finish("commit")
+        await app.database.close_loop()
+
+    for kind in POSTGRES:
+        asyncio.run(scene(kind))
+    assert app.counts()["queued"] == 2 * len(POSTGRES)
+    app.close()
+
+
+# --- wake-ups -------------------------------------------------------------------------------------
+
+
+def test_a_callers_transaction_notifies_nobody(postgres_shop: Shop) -> None:
+    shop = postgres_shop
+    worker = by_hand.register(shop.app)
+    shop.app.database.run(by_hand.store.set_idle, worker, True)
+    with psycopg.connect(shop.app.url, autocommit=True) as listener:
+        listener.execute("LISTEN onward_onward")
+
+        async def scene(caller: Caller) -> None:
+            await caller.enqueue(shop.send, 1)
+            await caller.enqueue(shop.send, 2, id=uuid.uuid4())
+            await caller.finish("commit")
+            assert shop.queued() == 2
+
+        shop.play(scene)
+        assert list(listener.notifies(timeout=0.3)) == []
+        # A plain enqueue does notify, so the silence above means something.
+        shop.send.enqueue(3)
+        assert len(list(listener.notifies(timeout=5, stop_after=1))) == 1
+
+
+def test_an_enqueue_with_an_id_wakes_an_idle_worker_too(migrated_postgres: str) -> None:
+    shop = Shop(Onward(migrated_postgres), "")
+    shop.app.database.run(by_hand.store.set_idle, by_hand.register(shop.app), True)
+    with psycopg.connect(migrated_postgres, autocommit=True) as listener:
+        listener.execute("LISTEN onward_onward")
+        shop.send.using(id=uuid.uuid4()).enqueue(1)
+        assert len(list(listener.notifies(timeout=5, stop_after=1))) == 1
+    shop.app.close()
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def refused(shop: Shop, connection: Any) -> OnwardError:
+    with pytest.raises(DriverConflict) as caught:
+        shop.send.using(connection=connection).enqueue(1)
+    assert shop.queued() == 0
+    return caught.value
+
+
+@pytest.fixture
+def file_shop(tmp_path: Path) -> Iterator[Shop]:
+    """The shop on a file that is opened with apsw, the default."""
+    app = Onward(f"sqlite:///{tmp_path}/onward.db")
+    app.counts()
+    yield Shop(app, "apsw")
+    app.close()
+
+
+@pytest.fixture
+def server_shop(migrated_postgres: str) -> Iterator[Shop]:
+    """The shop on PostgreSQL."""
+    app = Onward(migrated_postgres)
+    yield Shop(app, "psycopg")
+    app.close()
+
+
+def test_the_other_sqlite_library_is_refused_with_the_setting_that_helps(
+    file_shop: Shop, tmp_path: Path
+) -> None:
+    # Opened on another file: on the app's own, it is too late for advice (see below).
+    with closing(sqlite3.connect(tmp_path / "elsewhere.db")) as connection:
+        assert 'sqlite_driver="sqlite3"' in refused(file_shop, connection).fix
+    engine = create_engine(f"sqlite:///{tmp_path}/elsewhere.db")
+    with Session(engine) as session:
+        assert 'sqlite_driver="sqlite3"' in refused(file_shop, session).fix
+    engine.dispose()
+
+
+def test_apsw_is_refused_where_the_app_uses_sqlite3(tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/onward.db", sqlite_driver="sqlite3")
+    shop = Shop(app, "")
+    with closing(apsw.Connection(str(tmp_path / "elsewhere.db"))) as connection:
+        assert 'sqlite_driver="apsw"' in refused(shop, connection).fix
+    app.close()
+
+
+@pytest.mark.parametrize("place", ["elsewhere.db", ":memory:"])
+def test_another_file_is_refused_by_name(file_shop: Shop, tmp_path: Path, place: str) -> None:
+    path = place if place == ":memory:" else str(tmp_path / place)
+    with closing(apsw.Connection(path)) as connection:
+        assert str(tmp_path / "onward.db") in str(refused(file_shop, connection))
+
+
+def test_the_same_file_by_another_path_is_the_same_file(file_shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "onward.db")
+    with closing(apsw.Connection(str(tmp_path / "link.db"))) as connection:
+        file_shop.send.using(connection=connection).enqueue(1)
+    assert file_shop.queued() == 1
+
+
+def test_a_connection_to_the_other_kind_of_database_is_refused(
+    file_shop: Shop, server_shop: Shop, tmp_path: Path
+) -> None:
+    with psycopg.connect(server_shop.app.url) as connection:
+        assert "leads to PostgreSQL" in refused(file_shop, connection).why
+    with closing(apsw.Connection(str(tmp_path / "onward.db"))) as file:
+        assert "leads to SQLite" in refused(server_shop, file).why
+
+
+@pytest.mark.parametrize("thing", [object(), "postgresql://here/db", 5])
+def test_what_is_no_connection_is_refused_and_the_known_ones_are_named(
+    file_shop: Shop, thing: object
+) -> None:
+    error = refused(file_shop, thing)
+    assert type(thing).__qualname__ in error.what
+    assert "SQLAlchemy" in error.fix
+
+
+def test_what_only_leads_to_connections_is_refused(
+    server_shop: Shop, migrated_postgres: str
+) -> None:
+    engine = create_engine(migrated_postgres.replace("postgresql:", "postgresql+psycopg:"))
+    with psycopg.connect(migrated_postgres) as connection:
+        for thing in (engine, sessionmaker(engine), connection.cursor()):
+            refused(server_shop, thing)
+    engine.dispose()
+
+    async def scene() -> None:
+        pool: Any = await asyncpg.create_pool(migrated_postgres, min_size=1, max_size=1)
+        async with pool:
+            with pytest.raises(DriverConflict):
+                await server_shop.send.using(connection=pool).aenqueue(1)
+            async with pool.acquire() as pooled, pooled.transaction():
+                await server_shop.send.using(connection=pooled).aenqueue(1)
+
+    asyncio.run(scene())
+    assert server_shop.queued() == 1
+
+
+def test_an_async_connection_is_for_aenqueue(postgres_shop: Shop) -> None:
+    shop = postgres_shop
+
+    async def scene(caller: Caller) -> None:
+        if caller.is_async:
+            assert "aenqueue" in refused(shop, caller.connection).fix
+            await caller.finish("rollback")
+        else:
+            await shop.send.using(connection=caller.connection).aenqueue(1)
+            await caller.finish("commit")
+            assert shop.queued() == 1
+
+    shop.play(scene)
+
+
+def test_a_database_without_the_schema_is_named(server_shop: Shop, postgres_database: str) -> None:
+    with psycopg.connect(postgres_database) as connection, pytest.raises(SchemaMissing):
+        server_shop.send.using(connection=connection).enqueue(1)
+
+    async def scene() -> None:
+        engine = create_async_engine(
+            postgres_database.replace("postgresql:", "postgresql+asyncpg:")
+        )
+        async with AsyncSession(engine) as session:
+            with pytest.raises(SchemaMissing, match="no Onward schema"):
+                await server_shop.send.using(connection=session).aenqueue(1)
+        await engine.dispose()
+
+    asyncio.run(scene())
+
+
+def test_a_file_gets_its_tables_on_first_use_but_not_under_the_callers_lock(tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/onward.db", sqlite_driver="sqlite3")
+    shop = Shop(app, "")
+    with closing(sqlite3.connect(tmp_path / "onward.db")) as connection:
+        connection.execute("CREATE TABLE note (body TEXT)")
+        connection.execute("INSERT INTO note VALUES ('mine')")
+        with pytest.raises(SchemaMissing, match="no Onward schema"):
+            shop.send.using(connection=connection).enqueue(1)
+        connection.commit()
+        shop.send.using(connection=connection).enqueue(1)
+        connection.commit()
+    assert shop.queued() == 1
+    app.close()
+
+
+def test_an_error_of_the_callers_transaction_is_the_drivers_own(server_shop: Shop) -> None:
+    with psycopg.connect(server_shop.app.url) as connection:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute("SELECT 1 / 0")
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            server_shop.send.using(connection=connection).enqueue(1)
+        connection.rollback()
+        server_shop.send.using(connection=connection).enqueue(1)
+    assert server_shop.queued() == 1
+
+
+# --- beside a worker, and under a kill ------------------------------------------------------------
+
+
+def test_a_worker_starts_the_job_after_the_commit_and_soon(shop: Shop) -> None:
+    ran: list[float] = []
+
+    @shop.app.task(name="shop.note")
+    def note() -> None:
+        ran.append(time.monotonic())
+
+    async def scene(caller: Caller) -> None:
+        await caller.execute("INSERT INTO note VALUES ('before')")
+        job = await caller.enqueue(note)
+        # The worker writes in no way to a SQLite file that the caller has locked.
+        await asyncio.sleep(0.5)
+        assert ran == []
+        await caller.finish("commit")
+        committed = time.monotonic()
+        await asyncio.to_thread(job.wait, 5)
+        assert len(ran) == 1
+        assert ran[0] - committed < 1
+
+    with shop.app.worker():
+        shop.play(scene)
+
+
+KILLED = """
+import os, signal, sys
+import {library}
+from onward import Onward
+
+app = Onward({url!r}, sqlite_driver={driver!r})
+
+@app.task(name="shop.send")
+def send(n: int) -> int:
+    return n
+
+connection = {opened}
+{begin}
+connection.execute("INSERT INTO note VALUES ('before')")
+send.using(connection=connection).enqueue(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "sqlite3", "apsw"])
+def test_a_process_that_is_killed_before_its_commit_leaves_no_job(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    (shop,) = made_shop(request, tmp_path, kind)
+
+    async def make_table(caller: Caller) -> None:
+        await caller.finish("commit")
+
+    shop.play(make_table)
+    url = shop.app.url
+    program = KILLED.format(
+        library=kind,
+        url=url,
+        driver="sqlite3" if kind == "sqlite3" else "apsw",
+        opened={
+            "psycopg": f"psycopg.connect({url!r})",
+            "sqlite3": f"sqlite3.connect({url.removeprefix('sqlite:///')!r})",
+            "apsw": f"apsw.Connection({url.removeprefix('sqlite:///')!r})",
+        }[kind],
+        begin="connection.execute('BEGIN')" if kind == "apsw" else "",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert shop.queued() == 0
+    shop.send.enqueue(2)
+    assert shop.queued() == 1
+    shop.app.close()
+
+
+# --- two SQLite libraries on one file -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["path", "text", "uri", "link"])
+def test_opening_the_file_with_the_other_library_is_warned_of_once(
+    file_shop: Shop, tmp_path: Path, form: str
+) -> None:
+    path = tmp_path / "onward.db"
+    (tmp_path / "link.db").symlink_to(path)
+    target = {
+        "path": path,
+        "text": str(path),
+        "uri": f"file:{path}?mode=ro",
+        "link": tmp_path / "link.db",
+    }[form]
+    with pytest.warns(RuntimeWarning, match="sqlite_driver") as warned:
+        sqlite3.connect(target, uri=form == "uri").close()
+    assert warned[0].filename == __file__
+    sqlite3.connect(target, uri=form == "uri").close()
+
+
+def test_other_files_and_apps_on_sqlite3_are_nobodys_concern(
+    file_shop: Shop, tmp_path: Path
+) -> None:
+    sqlite3.connect(tmp_path / "other.db").close()
+    sqlite3.connect(":memory:").close()
+    app = Onward(f"sqlite:///{tmp_path}/mine.db", sqlite_driver="sqlite3")
+    app.counts()
+    sqlite3.connect(tmp_path / "mine.db").close()
+    app.close()
+
+
+def test_a_closed_app_opens_nothing_so_nobody_is_warned(tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/onward.db")
+    app.counts()
+    app.close()
+    sqlite3.connect(tmp_path / "onward.db").close()

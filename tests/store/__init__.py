@@ -1,0 +1,1 @@
+"""Tests of the store: every database must show the same behaviour."""

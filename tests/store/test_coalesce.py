@@ -1,0 +1,453 @@
+"""Group commit: callers share a write, and whoever brings a bad row is the only one who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from onward.errors import DatabaseUnavailable, JobNotFound
+from onward.job import Change, Job, NewJob
+from onward.store import coalesce, store
+from onward.store.coalesce import AsyncCoalescer, Coalescer
+from onward.store.database import Database, Duplicate, Refused
+from onward.store.sqlite import MOST_PER_COMMIT, SqliteDatabase
+from onward.store.statements import Op, Statement
+from tests.store.builders import (
+    DATABASE_ERRORS,
+    claim,
+    enqueue,
+    hand,
+    new_job,
+    register,
+    running,
+    succeed,
+)
+
+# --- the coalescers by themselves -----------------------------------------------------------------
+
+
+class Writer:
+    """Writes into a list, slowly if asked, and refuses what is negative."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.error: BaseException | None = None
+
+    def __call__(self, items: Sequence[int]) -> None:
+        self.entered.set()
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        if any(item == -2 for item in items):
+            raise ValueError("not to be written as text")
+        if any(item < 0 for item in items):
+            raise Refused("negative")
+        self.batches.append(list(items))
+
+    @property
+    def written(self) -> list[int]:
+        return sorted(item for batch in self.batches for item in batch)
+
+
+def gathered(writer: Writer, items: Sequence[Sequence[int]]) -> list[BaseException | None]:
+    """Write each in a thread of its own, all of them while one write is under way; returns their errors."""
+    coalescer: Coalescer[int] = Coalescer(writer)
+    writer.gate.clear()
+    with ThreadPoolExecutor(len(items) + 1) as pool:
+        first = pool.submit(coalescer.write, [0])
+        assert writer.entered.wait(5)
+        rest = [pool.submit(coalescer.write, one) for one in items]
+        end = time.monotonic() + 5
+        while len(coalescer._waiting) < len(items) and time.monotonic() < end:
+            time.sleep(0.001)
+        writer.gate.set()
+        first.result(10)
+        return [one.exception(10) for one in rest]
+
+
+async def agathered(writer: Writer, items: Sequence[Sequence[int]]) -> list[BaseException | None]:
+    """The same on a loop."""
+
+    async def write(rows: Sequence[int]) -> None:
+        await asyncio.sleep(0)
+        writer(rows)
+
+    coalescer: AsyncCoalescer[int] = AsyncCoalescer(write)
+    first = asyncio.create_task(coalescer.write([0]))
+    await asyncio.sleep(0)
+    rest = await asyncio.gather(*map(coalescer.write, items), return_exceptions=True)
+    await first
+    return rest  # type: ignore[return-value]
+
+
+Gather = Callable[[Writer, Sequence[Sequence[int]]], list[BaseException | None]]
+
+
+@pytest.fixture(params=["threads", "loop"])
+def gather(request: pytest.FixtureRequest) -> Gather:
+    if request.param == "threads":
+        return gathered
+    return lambda writer, items: asyncio.run(agathered(writer, items))
+
+
+def test_what_is_asked_during_a_write_shares_the_next(gather: Gather) -> None:
+    """Twenty callers, two writes: the first alone, since it does not wait for anybody, then all the others."""
+    writer = Writer()
+    assert gather(writer, [[n] for n in range(1, 21)]) == [None] * 20
+    assert [len(batch) for batch in writer.batches] == [1, 20]
+    assert writer.written == list(range(21))
+
+
+@pytest.mark.parametrize("bad", [{0}, {19}, {7, 8}, {0, 5, 10, 19}, set(range(20))])
+@pytest.mark.parametrize("value", [-1, -2])
+def test_a_bad_row_is_refused_to_its_caller_and_to_nobody_else(
+    gather: Gather, bad: set[int], value: int
+) -> None:
+    """A batch that fails is cut in two until the bad rows are by themselves; their neighbours are written."""
+    writer = Writer()
+    errors = gather(writer, [[value if n in bad else n + 1] for n in range(20)])
+    assert {n for n, error in enumerate(errors) if error is not None} == bad
+    kind = Refused if value == -1 else ValueError
+    assert all(isinstance(error, kind) for error in errors if error is not None)
+    assert writer.written == [0, *(n + 1 for n in range(20) if n not in bad)]
+
+
+def test_the_rows_of_one_caller_are_one_write(gather: Gather) -> None:
+    """All of what one call brings is written, or none: it is never cut in two."""
+    writer = Writer()
+    errors = gather(writer, [[1, 2, 3], [4, -1, 5], [6, 7]])
+    assert [error is None for error in errors] == [True, False, True]
+    assert writer.written == [0, 1, 2, 3, 6, 7]
+
+
+def test_callers_behind_more_rows_than_one_write_takes_are_served(gather: Gather) -> None:
+    """Whoever is to write may find a full batch before itself: it goes on until its own rows are written."""
+    writer = Writer()
+    most = coalesce.MOST_PER_WRITE
+    items = [list(range(1, most)) for _ in range(6)] + [[1], [2]]
+    assert gather(writer, items) == [None] * 8
+    assert len(writer.written) == 6 * (most - 1) + 3
+    assert max(len(batch) for batch in writer.batches) <= most
+
+
+def test_a_call_with_more_rows_than_one_write_takes_is_written_whole(gather: Gather) -> None:
+    """The bound is for sharing; a single large call stays one write."""
+    writer = Writer()
+    items = [list(range(coalesce.MOST_PER_WRITE * 3))]
+    assert gather(writer, items) == [None]
+    assert len(writer.batches) == 2
+
+
+def test_a_database_that_is_away_is_told_to_everyone_at_once(gather: Gather) -> None:
+    """There is no use in trying each row by itself when nothing can be written."""
+    writer = Writer()
+
+    def away(items: Sequence[int]) -> None:
+        Writer.__call__(writer, items)
+        if items != [0]:
+            raise DatabaseUnavailable("gone")
+
+    counted = CountedCalls(away)
+    errors = gather(counted, [[n] for n in range(1, 11)])
+    assert [type(error) for error in errors] == [DatabaseUnavailable] * 10
+    assert counted.calls == 2
+
+
+class CountedCalls(Writer):
+    """Counts how often another writer is asked."""
+
+    def __init__(self, write: Callable[[Sequence[int]], None]) -> None:
+        super().__init__()
+        self.calls = 0
+        self._inner = write
+
+    def __call__(self, items: Sequence[int]) -> None:
+        self.calls += 1
+        self.entered.set()
+        assert self.gate.wait(10)
+        self._inner(items)
+
+
+def test_whoever_was_interrupted_leaves_nobody_waiting() -> None:
+    """A Ctrl-C in the thread that writes for all: it is raised there, and the others hear that nothing is known."""
+    writer = Writer()
+    coalescer: Coalescer[int] = Coalescer(writer)
+    writer.gate.clear()
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(coalescer.write, [0])
+        assert writer.entered.wait(5)
+        rest = [pool.submit(coalescer.write, [n]) for n in (1, 2, 3)]
+        while len(coalescer._waiting) < 3:
+            time.sleep(0.001)
+        interrupted: list[int] = []
+
+        def interrupt_once(items: Sequence[int]) -> None:
+            if not interrupted and items != [0]:
+                interrupted.append(1)
+                raise KeyboardInterrupt
+            writer.batches.append(list(items))
+
+        coalescer._write = interrupt_once
+        writer.gate.set()
+        first.result(5)
+        errors = [one.exception(5) for one in rest]
+    kinds = sorted(type(error).__name__ for error in errors)
+    assert kinds == ["DatabaseUnavailable", "DatabaseUnavailable", "KeyboardInterrupt"]
+    coalescer.write([9])
+    assert 9 in writer.written
+
+
+def test_a_caller_that_is_cancelled_disturbs_nobody() -> None:
+    """A task that gives up leaves its rows to be written, and its neighbours theirs."""
+    writer = Writer()
+
+    async def main() -> None:
+        async def write(rows: Sequence[int]) -> None:
+            await asyncio.sleep(0.01)
+            writer(rows)
+
+        coalescer: AsyncCoalescer[int] = AsyncCoalescer(write)
+        tasks = [asyncio.create_task(coalescer.write([n])) for n in range(6)]
+        await asyncio.sleep(0.005)
+        tasks[0].cancel()
+        tasks[3].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(one, asyncio.CancelledError) for one in done] == [
+            n in (0, 3) for n in range(6)
+        ]
+        await coalescer.write([6])
+
+    asyncio.run(main())
+    assert writer.written == list(range(7))
+
+
+# --- on the databases -----------------------------------------------------------------------------
+
+
+@contextmanager
+def held(database: Database) -> Iterator[Callable[[], None]]:
+    """Holds every write back until the given function is called."""
+    with hand(database) as dba:
+        dba.sql("BEGIN IMMEDIATE" if dba.dialect == "sqlite" else "BEGIN")
+        if dba.dialect == "postgres":
+            dba.sql("LOCK TABLE onward.job IN EXCLUSIVE MODE")
+        yield lambda: dba.sql("COMMIT") and None
+        try:
+            dba.sql("ROLLBACK")
+        except DATABASE_ERRORS:
+            pass
+
+
+def a_batch(database: Database) -> tuple[list[list[NewJob]], dict[int, type[Exception]]]:
+    """Calls of which some cannot be written, and what their callers are to hear."""
+    (there,) = enqueue(database)
+    calls = [[new_job()] for _ in range(12)]
+    calls[2] = [new_job(), new_job(priority=500), new_job()]
+    calls[5] = [new_job(id=there)]
+    calls[8] = [new_job(), new_job(args="\ud800")]
+    calls[11] = [new_job(timeout=-1.0)]
+    return calls, {2: Refused, 5: Duplicate, 8: ValueError, 11: Refused}
+
+
+def check_batch(
+    database: Database,
+    calls: list[list[NewJob]],
+    expected: dict[int, type[Exception]],
+    errors: Sequence[BaseException | None],
+) -> None:
+    assert {n for n, error in enumerate(errors) if error is not None} == set(expected)
+    for n, kind in expected.items():
+        assert isinstance(errors[n], kind), errors[n]
+    for n, call in enumerate(calls):
+        for job in call:
+            if n not in expected:
+                assert database.read(store.get, job.id).id == job.id
+            elif n != 5:
+                with pytest.raises(JobNotFound):
+                    database.read(store.get, job.id)
+    written = sum(len(call) for n, call in enumerate(calls) if n not in expected)
+    assert database.read(store.counts)["queued"] == written + 1
+
+
+def test_bad_rows_among_threads_that_share_a_commit(database: Database) -> None:
+    """A duplicate, an impossible value and text that is none: each fails alone, wholly, and nobody else does."""
+    calls, expected = a_batch(database)
+    with held(database) as release, ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(database.enqueue, call) for call in calls]
+        time.sleep(0.1)
+        release()
+        errors = [future.exception(20) for future in futures]
+    check_batch(database, calls, expected, errors)
+
+
+def test_bad_rows_among_tasks_that_share_a_commit(database: Database) -> None:
+    """The same on a loop."""
+    calls, expected = a_batch(database)
+
+    async def main() -> list[Any]:
+        with held(database) as release:
+            tasks = [asyncio.create_task(database.aenqueue(call)) for call in calls]
+            await asyncio.sleep(0.1)
+            release()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+        await database.aclose()
+        return answers
+
+    check_batch(database, calls, expected, asyncio.run(main()))
+
+
+def test_many_callers_lose_and_double_nothing(database: Database) -> None:
+    """Threads and tasks at once: every acknowledged job is there once."""
+    jobs = [[new_job() for _ in range(10)] for _ in range(16)]
+
+    def thread(mine: list[NewJob]) -> None:
+        for job in mine:
+            database.enqueue([job])
+
+    async def tasks() -> None:
+        await asyncio.gather(*(database.aenqueue([job]) for mine in jobs[8:] for job in mine))
+        await database.aclose()
+
+    with ThreadPoolExecutor(9) as pool:
+        futures: list[Future[Any]] = [pool.submit(thread, mine) for mine in jobs[:8]]
+        futures.append(pool.submit(lambda: asyncio.run(tasks())))
+        for future in futures:
+            future.result(30)
+    assert database.read(store.counts)["queued"] == 160
+
+
+# --- a shared commit on SQLite --------------------------------------------------------------------
+
+
+class OwnError(Exception):
+    """An error of whoever runs the operation."""
+
+
+def fails_half_way(job: NewJob) -> Op[None]:
+    """Writes, and then finds that it should not have."""
+    yield Statement("enqueue", {"jobs": store.dumps([job])}, alone=False)
+    raise OwnError
+
+
+def together(
+    database: Database, *operations: Callable[[], Op[Any]]
+) -> list[Future[Any]]:
+    """Submit operations while the writer is busy with another, so that they share the next commit."""
+    assert isinstance(database, SqliteDatabase)
+    busy, go_on = threading.Event(), threading.Event()
+
+    def wait() -> Op[None]:
+        busy.set()
+        assert go_on.wait(10)
+        yield Statement("now", {})
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(database.run, wait)
+        assert busy.wait(5)
+        futures = [database._submit(operation) for operation in operations]
+        go_on.set()
+        first.result(5)
+    for future in futures:
+        future.exception(10)
+    return futures
+
+
+def test_one_refused_operation_of_a_commit_does_not_fail_its_neighbours(sqlite: Database) -> None:
+    """Each has a savepoint of its own: what it wrote is undone, what others wrote is committed."""
+    worker = register(sqlite)
+    enqueue(sqlite, 3)
+    jobs = claim(sqlite, worker)
+    before, after, half, again = new_job(), new_job(), new_job(), new_job()
+    futures = together(
+        sqlite,
+        lambda: store.enqueue([before]),
+        lambda: store.enqueue([before]),
+        lambda: store.apply([succeed(jobs[0])]),
+        lambda: store.apply([succeed(jobs[1], follow_ups=(new_job(priority=999),))]),
+        lambda: fails_half_way(half),
+        lambda: store.apply([succeed(jobs[2]), succeed(jobs[0])]),
+        lambda: store.enqueue([after]),
+        lambda: fails_half_way(again),
+    )
+    errors = [type(future.exception()).__name__ for future in futures]
+    assert errors == [
+        "NoneType",
+        "Duplicate",
+        "NoneType",
+        "Refused",
+        "OwnError",
+        "NoneType",
+        "NoneType",
+        "OwnError",
+    ]
+    assert futures[2].result() == {jobs[0].id}
+    assert futures[5].result() == {jobs[2].id}
+    counts = sqlite.read(store.counts)
+    assert (counts["queued"], counts["running"], counts["succeeded"]) == (2, 1, 2)
+    created = {sqlite.read(store.record, job.id).created_at for job in (before, after)}
+    assert len(created) == 1  # One commit is one moment, so they did share it.
+
+
+def test_a_decision_that_fails_does_not_fail_its_neighbours(sqlite: Database) -> None:
+    """An error of the code that decides is its own caller's, also among others in one commit."""
+    job = running(sqlite)
+    assert job.worker is not None
+    sqlite.run(store.lose, job.worker, "killed")
+
+    def broken(found: Job, error: str) -> Change:
+        raise OwnError
+
+    good = new_job()
+    futures = together(
+        sqlite,
+        lambda: store.sweep(broken),
+        lambda: store.enqueue([new_job(args="\udfff")]),
+        lambda: store.enqueue([good]),
+    )
+    assert isinstance(futures[0].exception(), OwnError)
+    assert isinstance(futures[1].exception(), ValueError)
+    assert futures[2].exception() is None
+    assert sqlite.read(store.get, good.id).id == good.id
+
+
+def test_more_operations_than_one_commit_takes_are_all_answered(sqlite: Database) -> None:
+    """A burst is cut into commits, and nobody waits for ever."""
+    count = MOST_PER_COMMIT * 2 + 10
+    futures = together(sqlite, *(lambda: store.enqueue([new_job()]) for _ in range(count)))
+    assert [future.exception() for future in futures] == [None] * count
+    assert sqlite.read(store.counts)["queued"] == count
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_closing_while_others_write_loses_nothing_and_hangs_nobody(
+    sqlite: Database, round_: int
+) -> None:
+    """Close answers what was asked before; what is asked afterwards opens the file again."""
+    stop = threading.Event()
+    written: list[str] = []
+
+    def write() -> None:
+        while not stop.is_set():
+            job = new_job()
+            sqlite.enqueue([job])
+            written.append(job.id)
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(write) for _ in range(4)]
+        for _ in range(20):
+            sqlite.close()
+        stop.set()
+        for future in futures:
+            future.result(10)
+    assert sqlite.read(store.counts)["queued"] == len(written)
+    assert written

@@ -1,0 +1,406 @@
+"""Breaking any one guard is noticed: for each there is a seeded fault that makes the exhaustive check fail.
+
+A checker that cannot fail is worth nothing. So each guard is taken away by itself, a condition out of a statement, a
+trigger or a CHECK out of the schema, a cell out of the table, and the check that covers it must report a violation,
+although the other guards still stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+import pytest
+
+from onward.job import Job
+from onward.lifecycle import ATTEMPT_ENDS, JOB_MOVES, TERMINAL, AttemptState, Event, JobState
+from onward.store import migrate, statements
+from onward.store.database import Database, Refused
+from onward.store.migrate import Migration
+from onward.store.url import open_database
+from tests.store import exhaustive
+from tests.support import postgres
+
+Check = Callable[[Database], Iterator[str]]
+Open = Callable[[], Database]
+
+
+@pytest.fixture(scope="module")
+def bare_postgres(postgres_url: str) -> Iterator[str]:
+    """A database of this module's own, in which each test makes the schema anew."""
+    url = postgres.create_database(postgres_url)
+    yield url
+    postgres.drop_database(postgres_url, url)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def open_empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Opens and migrates a database when it is called, after the fault has been seeded."""
+    opened: list[Database] = []
+
+    def open_() -> Database:
+        url = f"sqlite:///{tmp_path}/onward.db"
+        if request.param == "postgres":
+            url = request.getfixturevalue("bare_postgres")
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute("DROP SCHEMA IF EXISTS onward CASCADE")
+        opened.append(open_database(url))
+        opened[0].migrate()
+        return opened[0]
+
+    yield open_
+    for database in opened:
+        database.close()
+
+
+def dialect(request: pytest.FixtureRequest) -> str:
+    return str(request.node.callspec.params["open_empty"])
+
+
+def first(check: Check, database: Database) -> str | None:
+    """The first violation, if any: one is enough, and there may be hundreds."""
+    try:
+        return next(check(database), None)
+    except Refused as error:
+        return f"a legal move on the way was refused: {error}"
+
+
+# --- conditions of the statements -----------------------------------------------------------------
+
+
+class Condition(NamedTuple):
+    """A condition of a statement in each dialect, and what stands there when it is broken."""
+
+    statement: str
+    sqlite: str
+    postgres: str
+    check: Check
+
+
+CONDITIONS: dict[str, Condition] = {
+    "finish expects the state": Condition(
+        "finish",
+        "AND j.state = c.value ->> 'before'",
+        "AND j.state = c.before",
+        exhaustive.through_apply,
+    ),
+    "finish expects the attempt": Condition(
+        "finish",
+        "AND j.attempt = c.value ->> 'attempt'",
+        "AND j.attempt = c.attempt",
+        exhaustive.through_apply,
+    ),
+    "finish expects the owner": Condition(
+        "finish",
+        "AND j.worker IS c.value ->> 'worker'",
+        "AND j.worker IS NOT DISTINCT FROM c.worker",
+        exhaustive.through_apply,
+    ),
+    "go_on expects the state": Condition(
+        "go_on",
+        "AND {job}.state = c.value ->> 'before'",
+        "AND {j}.state = {c}.before",
+        exhaustive.through_apply,
+    ),
+    "go_on expects the attempt": Condition(
+        "go_on",
+        "AND {job}.attempt = c.value ->> 'attempt'",
+        "AND {j}.attempt = {c}.attempt",
+        exhaustive.through_apply,
+    ),
+    "go_on expects the owner": Condition(
+        "go_on",
+        "AND {job}.worker IS c.value ->> 'worker'",
+        "AND j.worker IS NOT DISTINCT FROM c.worker",
+        exhaustive.through_apply,
+    ),
+    "claim expects a queued job": Condition(
+        "claim",
+        "state = 'queued'",
+        "state = 'queued'",
+        exhaustive.through_claim,
+    ),
+    "claim expects an active worker": Condition(
+        "claim",
+        "AND state = 'active'",
+        "AND state = 'active'",
+        exhaustive.through_claim,
+    ),
+}
+
+
+def without(text: str, condition: str) -> str:
+    """The statement with a condition taken out wherever it stands, for whatever name the row has there."""
+    pattern = re.escape(condition)
+    for name in ("job", "j", "c"):
+        pattern = pattern.replace(re.escape("{" + name + "}"), r"[\w.]+")
+    replacement = "TRUE" if not condition.startswith("AND") else ""
+    broken, count = re.subn(pattern, replacement, text)
+    assert count, f"{condition} does not stand in the statement"
+    return broken
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_condition_that_is_taken_out_of_a_statement_is_noticed(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, open_empty: Open, name: str
+) -> None:
+    """Every UPDATE names what it expects; without any one of these words a stale writer would be heard."""
+    condition = CONDITIONS[name]
+    spelt = condition.sqlite if dialect(request) == "sqlite" else condition.postgres
+    twin = statements.twins()[condition.statement]
+    broken = {**twin.texts, dialect(request): without(twin.texts[dialect(request)], spelt)}
+    monkeypatch.setitem(  # type: ignore[type-var]
+        statements.twins(), condition.statement, twin._replace(texts=broken)
+    )
+    with fresh_texts():
+        assert first(condition.check, open_empty())
+
+
+class fresh_texts:
+    """Statements are spelt once a process: spell them anew, now and afterwards."""
+
+    def __enter__(self) -> None:
+        for spelling in (
+            statements.sqlite_text,
+            statements.postgres_text,
+            statements.psycopg_text,
+            statements.numbered_text,
+        ):
+            spelling.cache_clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.__enter__()
+
+
+# --- guards of the schema -------------------------------------------------------------------------
+
+
+class Guard(NamedTuple):
+    """A trigger or a constraint of the schema, by its name without a prefix."""
+
+    name: str
+    check: Check
+
+
+TRIGGERS: list[Guard] = [
+    Guard("job_born", exhaustive.by_birth),
+    Guard("job_moves", exhaustive.by_update),
+    Guard("job_leaves", exhaustive.by_leaving),
+    Guard("finished_is_final", exhaustive.of_history),
+    Guard("attempt_is_final", exhaustive.of_history),
+    Guard("worker_moves", exhaustive.of_workers),
+]
+
+CONSTRAINTS: list[Guard] = [
+    Guard("finished_move", exhaustive.by_finishing),
+    Guard("attempt_end", exhaustive.of_endings),
+    Guard("job_owner", exhaustive.by_update),
+    Guard("job_start", exhaustive.of_rows),
+    Guard("job_end", exhaustive.of_rows),
+]
+
+
+def without_trigger(text: str, name: str) -> str:
+    """The migration without one CREATE TRIGGER."""
+    ending = r"\nEND;" if f"CREATE TRIGGER onward_{name} " in text else r"\);"
+    pattern = rf"CREATE TRIGGER (onward_)?{name} .*?{ending}"
+    broken, count = re.subn(pattern, "", text, flags=re.DOTALL)
+    assert count == 1, f"{name} does not stand in the migration"
+    return broken
+
+
+def without_constraint(text: str, name: str) -> str:
+    """The migration with one CHECK that is always true."""
+    start = re.search(rf"CONSTRAINT {name}\s+CHECK \(", text)
+    assert start, f"{name} does not stand in the migration"
+    depth, end = 1, start.end()
+    while depth:
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
+        end += 1
+    return text[: start.start()] + f"CONSTRAINT {name} CHECK (1 = 1)" + text[end:]
+
+
+def seed(
+    monkeypatch: pytest.MonkeyPatch, break_: Callable[[str], str]
+) -> None:
+    """Make the next migration apply a broken text."""
+    real = migrate.migrations
+
+    def broken(dialect: str) -> tuple[Migration, ...]:
+        first_, *rest = real(dialect)
+        return (first_._replace(text=break_(first_.text)), *rest)
+
+    monkeypatch.setattr(migrate, "migrations", broken)
+
+
+@pytest.mark.parametrize("guard", TRIGGERS, ids=lambda guard: guard.name)
+def test_a_trigger_that_is_taken_out_of_the_schema_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, open_empty: Open, guard: Guard
+) -> None:
+    """What a DBA's hand could then do is seen to be possible."""
+    seed(monkeypatch, lambda text: without_trigger(text, guard.name))
+    assert first(guard.check, open_empty())
+
+
+@pytest.mark.parametrize("guard", CONSTRAINTS, ids=lambda guard: guard.name)
+def test_a_constraint_that_is_taken_out_of_the_schema_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, open_empty: Open, guard: Guard
+) -> None:
+    """An impossible row, or an impossible last move, is then seen to be stored."""
+    seed(monkeypatch, lambda text: without_constraint(text, guard.name))
+    assert first(guard.check, open_empty())
+
+
+ARROWS = [
+    "waiting > queued",
+    "queued > running",
+    "running > queued",
+    "running > waiting",
+    "running > dead",
+    "running > cancelling",
+    "dead > queued",
+]
+
+
+def with_arrow(text: str, arrow: str, other: str) -> str:
+    """The trigger with the after-state of one of its moves exchanged."""
+    before, after = arrow.split(" > ")
+    pattern = rf"(old\.state = '{before}'\s+AND new\.state = )'{after}'"
+    broken, count = re.subn(pattern, rf"\1'{other}'", text)
+    assert count == 1, f"{arrow} does not stand in the trigger"
+    return broken
+
+
+EXTRA = sorted(
+    f"{before} > {after}"
+    for before in exhaustive.LIVE
+    for after in exhaustive.LIVE
+    if before is not after and f"{before} > {after}" not in ARROWS
+)
+
+
+@pytest.mark.parametrize("arrow", EXTRA)
+def test_a_move_too_many_in_the_trigger_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, open_empty: Open, arrow: str
+) -> None:
+    """A move that the table does not have cannot be let in by one line of SQL."""
+    before, after = arrow.split(" > ")
+    line = f"(old.state = '{before}' AND new.state = '{after}')"
+
+    def break_(text: str) -> str:
+        last = "OR (old.state = 'dead'    AND"
+        assert text.count(last) == 1
+        return text.replace(last, f"OR {line} {last}")
+
+    seed(monkeypatch, break_)
+    assert first(exhaustive.by_update, open_empty())
+
+
+@pytest.mark.parametrize("arrow", ARROWS)
+def test_a_move_that_is_spelt_wrong_in_the_trigger_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, open_empty: Open, arrow: str
+) -> None:
+    """Each line of the trigger's list is one move of the table: neither missing nor another."""
+    seed(monkeypatch, lambda text: with_arrow(text, arrow, "nowhere"))
+    assert first(exhaustive.by_update, open_empty())
+
+
+def test_the_trigger_lists_every_live_move_and_no_other(open_empty: Open) -> None:
+    """The arrows above are those of the table, so that no line of the trigger goes without its fault."""
+    live = {f"{before} > {to}" for (before, _), to in JOB_MOVES.items() if to not in TERMINAL}
+    assert set(ARROWS) == live
+    text = migrate.migrations(open_empty().dialect)[0].text
+    found = re.findall(r"old\.state = '(\w+)'\s+AND new\.state = '(\w+)'", text)
+    assert {f"{before} > {after}" for before, after in found} == live
+
+
+COMPARISONS = {
+    "the attempt of a job that leaves": (" AND f.attempt = old.attempt", " OR f.attempt <> gone.attempt"),
+    "the state of a job that leaves": (" AND f.ended_from = old.state", " OR f.ended_from <> gone.state"),
+    "the owner of a job that leaves": (
+        " AND f.worker IS old.worker",
+        "\n       OR f.worker IS DISTINCT FROM gone.worker",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_comparison_that_is_taken_out_of_a_trigger_is_noticed(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, open_empty: Open, name: str
+) -> None:
+    """A row in the cold table lets a live one go only if it is about the same state, attempt and owner."""
+    text = COMPARISONS[name][dialect(request) == "postgres"]
+
+    def break_(migration: str) -> str:
+        assert migration.count(text) == 1
+        return migration.replace(text, "")
+
+    seed(monkeypatch, break_)
+    assert first(exhaustive.by_leaving, open_empty())
+
+
+# --- the table itself -----------------------------------------------------------------------------
+
+
+def covering(move: tuple[JobState, Event]) -> Check:
+    """The check that sees a move by itself: several events may lead from one state to another."""
+    before, after = move[0], JOB_MOVES[move]
+    if after in TERMINAL:
+        return exhaustive.by_finishing
+    alone = sum(state is before and to is after for (state, _), to in JOB_MOVES.items()) == 1
+    return exhaustive.by_update if alone else exhaustive.of_endings
+
+
+@pytest.mark.parametrize("move", sorted(JOB_MOVES), ids=lambda move: " ".join(move))
+def test_a_cell_that_is_taken_out_of_the_table_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, open_empty: Open, move: tuple[JobState, Event]
+) -> None:
+    """The databases still allow what Python no longer knows: the three guards are one table, or the check fails."""
+    check = covering(move)
+    specimens = exhaustive.specimens
+
+    def made_before(database: Database) -> dict[JobState, Job]:
+        with monkeypatch.context() as whole:
+            whole.setitem(JOB_MOVES, move, after)  # type: ignore[type-var]
+            return specimens(database)
+
+    after = JOB_MOVES[move]
+    monkeypatch.setattr(exhaustive, "specimens", made_before)
+    monkeypatch.delitem(JOB_MOVES, move)  # type: ignore[arg-type]
+    assert first(check, open_empty())
+
+
+@pytest.mark.parametrize(
+    ("move", "after"),
+    [
+        ((JobState.QUEUED, Event.BURY), JobState.DEAD),
+        ((JobState.SUCCEEDED, Event.REQUEUE), JobState.QUEUED),
+        ((JobState.CANCELLING, Event.ASK_CANCEL), JobState.RUNNING),
+        ((JobState.QUEUED, Event.SUSPEND), JobState.WAITING),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_a_cell_that_only_python_has_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+    open_empty: Open,
+    move: tuple[JobState, Event],
+    after: JobState,
+) -> None:
+    """A new move is in the table, the trigger and the statements, or the check says that it is not."""
+    database = open_empty()
+    monkeypatch.setitem(JOB_MOVES, move, after)  # type: ignore[type-var]
+    assert first(exhaustive.through_apply, database)
+
+
+def test_an_end_of_an_attempt_that_only_python_has_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, open_empty: Open
+) -> None:
+    """How an attempt may end is compared too, not only where the job goes."""
+    database = open_empty()
+    key = (JobState.RUNNING, Event.RETRY)
+    ends = ATTEMPT_ENDS[key] | {AttemptState.LOST}
+    monkeypatch.setitem(ATTEMPT_ENDS, key, ends)  # type: ignore[type-var]
+    assert first(exhaustive.through_apply, database)

@@ -1,0 +1,240 @@
+"""The app that real workers run in tests. Its database and its settings come from the environment.
+
+Each task that does something for a while appends to the ledger, if there is one, a line when its
+body starts and another when it ends: `{"event": "start", "task": …, "job": …, "attempt": …}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from onward import Backoff, Onward, Settings, current
+from tests.support.ledger import VARIABLE, Ledger
+
+SETTINGS_VARIABLE = "ONWARD_TEST_SETTINGS"
+
+SOON = Backoff(base=0.05, factor=1, jitter=0)
+
+app = Onward(settings=Settings(**json.loads(os.environ.get(SETTINGS_VARIABLE, "{}"))))
+
+
+def note(event: str, **fields: Any) -> None:
+    """Append a line about the running attempt to the ledger."""
+    if os.environ.get(VARIABLE):
+        me = current()
+        Ledger.at().append(event=event, task=me.task, job=me.id, attempt=me.attempt, **fields)
+
+
+@contextmanager
+def noted(**fields: Any) -> Generator[None, None, None]:
+    """A line when the body starts, another when it ends, however it does."""
+    note("start", **fields)
+    try:
+        yield
+    except BaseException as error:
+        note("end", raised=type(error).__name__, **fields)
+        raise
+    note("end", **fields)
+
+
+# --- Bodies that end ---------------------------------------------------------------------------
+
+
+@app.task(backoff=SOON)
+def echo(value: Any = None) -> Any:
+    """Returns what it is given; in a thread."""
+    with noted(value=value):
+        return value
+
+
+@app.task(backoff=SOON)
+async def aecho(value: Any = None) -> Any:
+    """Returns what it is given; on the loop."""
+    with noted(value=value):
+        return value
+
+
+@app.task(backoff=SOON)
+async def nap(seconds: float) -> str:
+    """Waits on the loop."""
+    with noted():
+        await asyncio.sleep(seconds)
+    return "rested"
+
+
+@app.task(backoff=SOON)
+def block(seconds: float) -> str:
+    """Waits in a thread, in one blocking call that nothing can interrupt."""
+    with noted():
+        time.sleep(seconds)
+    return "rested"
+
+
+@app.task(backoff=SOON)
+def watch(seconds: float) -> str:
+    """Waits in a thread, and stops when asked to."""
+    with noted():
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            current().cancel_token.wait(min(left, 1.0))
+            current().check()
+    return "rested"
+
+
+@app.task(backoff=SOON)
+async def block_loop(seconds: float) -> str:
+    """An `async` body that blocks the loop of its worker."""
+    with noted():
+        time.sleep(seconds)  # noqa: ASYNC251
+    return "rested"
+
+
+@app.task(backoff=SOON)
+async def nap_then_block_loop(seconds: float) -> None:
+    """Waits on the loop; when it is interrupted, its cleanup blocks the loop."""
+    with noted():
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            time.sleep(seconds)  # noqa: ASYNC251
+
+
+@app.task(backoff=SOON)
+def hold_gil(seconds: float) -> str:
+    """C code that holds the interpreter, so that no thread of this process does anything."""
+    with noted():
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    return "rested"
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_echo(value: Any = None) -> Any:
+    """Returns what it is given; in a process of its own."""
+    with noted():
+        return value
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_nap(seconds: float) -> str:
+    """Waits in a process of its own."""
+    with noted():
+        time.sleep(seconds)
+    return "rested"
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_spin(seconds: float) -> str:
+    """Computes in a process of its own, and looks at nothing meanwhile."""
+    with noted():
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+    return "tired"
+
+
+@app.task(backoff=SOON)
+async def nap_once(seconds: float) -> str:
+    """Waits in its first attempt, which is to be lost or given back; later ones return at once."""
+    with noted():
+        if current().attempt == 1:
+            await asyncio.sleep(seconds)
+    return "rested"
+
+
+@app.task(backoff=SOON)
+def block_once(seconds: float) -> str:
+    """The same in a thread."""
+    with noted():
+        if current().attempt == 1:
+            time.sleep(seconds)
+    return "rested"
+
+
+@app.task(backoff=SOON)
+async def block_loop_once(seconds: float) -> str:
+    """The same on a blocked loop."""
+    with noted():
+        if current().attempt == 1:
+            time.sleep(seconds)  # noqa: ASYNC251
+    return "rested"
+
+
+@app.task(backoff=SOON)
+async def nap_then_fail(seconds: float, message: str = "as asked") -> None:
+    """Waits and raises."""
+    with noted():
+        await asyncio.sleep(seconds)
+        raise RuntimeError(message)
+
+
+@app.task(backoff=SOON)
+def fail(message: str = "as asked") -> None:
+    """Raises at once."""
+    with noted():
+        raise RuntimeError(message)
+
+
+# --- Bodies that take their process with them --------------------------------------------------
+
+
+@app.task(backoff=SOON)
+def segfault() -> None:
+    """Reads address 0."""
+    note("start")
+    ctypes.string_at(0)
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_segfault() -> None:
+    """Reads address 0, in a process of its own."""
+    note("start")
+    ctypes.string_at(0)
+
+
+@app.task(backoff=SOON)
+def exit_hard(status: int) -> None:
+    """Ends the process without a word."""
+    note("start")
+    os._exit(status)
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_exit(status: int) -> None:
+    """The same in a process of its own."""
+    note("start")
+    os._exit(status)
+
+
+@app.task(backoff=SOON)
+def kill_worker(number: int = signal.SIGKILL) -> None:
+    """Sends a signal to the process that it runs in."""
+    note("start")
+    os.kill(os.getpid(), number)
+    time.sleep(30)
+
+
+# --- Follow-ups --------------------------------------------------------------------------------
+
+
+@app.task(backoff=SOON)
+async def link(number: int, last: int, seconds: float = 0.05) -> int:
+    """A chain: each link enqueues the next one together with its own success."""
+    with noted(number=number):
+        await asyncio.sleep(seconds)
+        if number < last:
+            current().enqueue(link.call(number + 1, last, seconds))
+    return number
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_parent() -> str:
+    """Enqueues a job together with its own success, from a process of its own."""
+    return current().enqueue(echo.call("child"))

@@ -1,0 +1,1 @@
+"""Tests of workers: embedded ones, and real processes under a supervisor."""

@@ -1,0 +1,300 @@
+"""Which job is next: priority, then age, in every queue that is served, of every task that is known."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from onward import InvalidOption, Onward
+from tests.support import tasks
+from tests.support.ledger import Ledger
+from tests.support.workers import running, wait_until, workers
+from tests.worker.history import ends, starts, wait_for, wait_over
+
+
+def run_backlog(app: Onward, count: int, concurrency: int = 1) -> list[tuple[int, int]]:
+    """Enqueue jobs of mixed priorities, then run them; returns (priority, number) in start order."""
+    began: list[tuple[int, int]] = []
+
+    @app.task
+    async def note(priority: int, number: int) -> None:
+        began.append((priority, number))
+
+    chance = random.Random(7)
+    calls = [(chance.choice([-100, -1, 0, 1, 100]), number) for number in range(count)]
+    for start in range(0, count, 500):
+        app.enqueue_many(
+            note.using(priority=priority).call(priority, number)
+            for priority, number in calls[start : start + 500]
+        )
+    app.run_worker(concurrency=concurrency, until_empty=True)
+    assert len(began) == count
+    return began
+
+
+def test_a_mixed_backlog_starts_in_order(app: Onward) -> None:
+    """One slot: the highest priority first, the oldest first within one; 0 inversions. Scaled from
+    15,000 jobs to 1,500.
+    """
+    began = run_backlog(app, 1_500)
+    assert began == sorted(began, key=lambda job: (-job[0], job[1]))
+
+
+@pytest.mark.soak
+def test_a_large_mixed_backlog_starts_in_order(app: Onward) -> None:
+    """The same with 15,000 jobs."""
+    began = run_backlog(app, 15_000)
+    assert began == sorted(began, key=lambda job: (-job[0], job[1]))
+
+
+def test_a_later_job_of_higher_priority_overtakes_the_backlog(app: Onward) -> None:
+    """It starts before most of what was queued earlier, although that is being claimed already."""
+    began: list[str] = []
+
+    @app.task
+    def work(name: str) -> None:
+        began.append(name)
+        time.sleep(0.03)
+
+    backlog = app.enqueue_many(work.call("low") for _ in range(60))
+    with app.worker(concurrency=1):
+        wait_until(lambda: len(began) > 3)
+        wait_over([work.using(priority=10).enqueue("high")])
+        place = began.index("high")
+        wait_over(backlog)
+    assert place < 50
+
+
+def test_a_high_priority_does_not_starve_the_other_queues_of_their_slots(app: Onward) -> None:
+    """Queues of one priority take turns at being first."""
+    began: list[str] = []
+
+    @app.task
+    def work(name: str) -> None:
+        began.append(name)
+        time.sleep(0.01)
+
+    jobs = app.enqueue_many(
+        work.using(queue=name).call(name) for name in ("a", "b") for _ in range(20)
+    )
+    with app.worker(concurrency=1, queues=["a", "b"]):
+        wait_over(jobs)
+    assert set(began) == {"a", "b"}
+
+
+def test_a_recovered_job_keeps_its_place(shop: Onward, ledger: Ledger) -> None:
+    """Its worker is killed; afterwards it goes before a long list of lower priority: at most one
+    other job starts between the sweep and its own start. Scaled from 500 jobs to 60.
+    """
+    job = tasks.nap_once.using(priority=5).enqueue(60)
+    with running(shop.url, concurrency=1) as worker:
+        wait_until(lambda: starts(ledger, job))
+        backlog = shop.enqueue_many(tasks.nap.using(priority=1).call(0.02) for _ in range(60))
+        os.kill(worker.pids()[0], signal.SIGKILL)
+        wait_over([job, *backlog])
+    order = [line["job"] for line in starts(ledger)[1:]]
+    assert order.index(job.id) <= 1
+    assert ends(job) == ["lost", "succeeded"]
+
+
+def test_a_retried_job_goes_before_lower_priorities(app: Onward) -> None:
+    """Once its pause is over it starts within the bound of a full look, 1 s, although the worker is
+    busy with a long list of others.
+    """
+    began: list[str] = []
+
+    @app.task(backoff=tasks.SOON, max_attempts=2)
+    def work(name: str, fail: bool = False) -> None:
+        began.append(name)
+        time.sleep(0.02)
+        if fail and began.count(name) == 1:
+            raise RuntimeError
+
+    job = work.using(priority=5).enqueue("high", fail=True)
+    backlog = app.enqueue_many(work.call("low") for _ in range(100))
+    with app.worker(concurrency=1):
+        wait_over([job, *backlog])
+    first, second = [place for place, name in enumerate(began) if name == "high"]
+    assert first == 0
+    assert second < 80
+
+
+QUEUES = [
+    "*",
+    "all",
+    "default",
+    "a,b",
+    " lead",
+    "NULL",
+    "None",
+    "-q",
+    'it\'s; "fine"',
+    "🙂",
+    "x" * 300,
+    "",
+    "a:4",
+    "a\x00b",
+    "a\nb",
+    "\\",
+    "%",
+    "Ünïcode",
+    ".",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_every_queue_is_refused_or_reachable(app: Onward, queue: str) -> None:
+    """No name is accepted and never served: either `enqueue` names it in an error, or a worker for
+    exactly that name runs its job.
+    """
+
+    @app.task
+    def work() -> str:
+        return "done"
+
+    try:
+        job = work.using(queue=queue).enqueue()
+    except InvalidOption as error:
+        assert queue[:10].strip() == "" or "queue" in str(error)
+        return
+    with app.worker(queues=[queue]):
+        assert job.wait(10) == "done"
+
+
+def test_a_worker_serves_only_its_queues(app: Onward) -> None:
+    """What is in another queue stays there."""
+
+    @app.task
+    def work() -> None: ...
+
+    mine, other = work.using(queue="mine").enqueue(), work.using(queue="other").enqueue()
+    with app.worker(queues=["mine"]):
+        wait_over([mine])
+        time.sleep(0.3)
+    assert other.refresh().state == "queued"
+
+
+def test_by_default_a_worker_serves_the_queues_of_its_tasks(app: Onward) -> None:
+    """And `default`."""
+
+    @app.task(queue="mail")
+    def mail() -> None: ...
+
+    @app.task(queue="reports")
+    def report() -> None: ...
+
+    with app.worker():
+        wait_over([mail.enqueue(), report.enqueue(), report.using(queue="default").enqueue()])
+
+
+def test_a_task_that_nobody_knows_waits_and_the_log_says_so(
+    app: Onward, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rolling deploy: the old worker leaves the job alone, names it, and the new one runs it with
+    its first attempt.
+    """
+
+    @app.task(name="old")
+    def old() -> str:
+        return "old"
+
+    @app.task(name="new")
+    def new() -> str:
+        return "new"
+
+    job = new.enqueue()
+    del app.tasks["new"]
+    with caplog.at_level(logging.WARNING, "onward"), app.worker():
+        assert old.enqueue().wait(10) == "old"
+        wait_until(lambda: "task.unknown" in caplog.text)
+        assert "task=new" in caplog.text
+        assert job.refresh().state == "queued"
+    app.tasks["new"] = new
+    with app.worker():
+        assert job.wait(10) == "new"
+    assert ends(job) == ["succeeded"]
+
+
+def test_unknown_tasks_in_front_do_not_slow_the_others(app: Onward) -> None:
+    """3,000 due jobs of an unknown task stand in front; a known one runs soon all the same."""
+
+    @app.task(name="known")
+    def known() -> str:
+        return "here"
+
+    @app.task(name="unknown")
+    def unknown() -> None: ...
+
+    for _ in range(3):
+        app.enqueue_many(unknown.using(priority=5).call() for _ in range(1_000))
+    del app.tasks["unknown"]
+    with app.worker():
+        began = time.monotonic()
+        assert known.enqueue().wait(10) == "here"
+        assert time.monotonic() - began < 5
+
+
+def test_a_delayed_job_starts_when_it_is_due_and_not_before(app: Onward) -> None:
+    """On the database's clock, while the worker is idle and while it is busy."""
+
+    @app.task
+    async def work() -> None: ...
+
+    job = work.using(run_after=0.6).enqueue()
+    with app.worker():
+        wait_over([job])
+    lag = job.attempts()[0].started_at
+    assert lag is not None
+    assert 0 <= lag - job.run_at.timestamp() < 3
+
+
+def test_many_small_jobs_on_several_processes_run_once_each(shop: Onward, ledger: Ledger) -> None:
+    """A full queue and three processes that start together; the soak tests have 10,000 jobs."""
+    jobs = shop.enqueue_many(tasks.aecho.call(i) for i in range(300))
+    with running(shop.url, processes=3, concurrency=4, ready=False):
+        wait_over(jobs)
+    assert sorted(line["job"] for line in starts(ledger)) == sorted(job.id for job in jobs)
+    assert {job.attempt for job in jobs} == {1}
+
+
+def test_fresh_claims_are_not_swept(shop: Onward) -> None:
+    """While sweeps come every 20 ms nothing is taken for lost. Scaled from 5,000 jobs to 400."""
+    jobs = shop.enqueue_many(tasks.nap.call(i % 20 / 1000) for i in range(400))
+    with running(shop.url, processes=4, concurrency=2, settings={"sweep": 0.02}):
+        wait_over(jobs)
+    assert {job.attempt for job in jobs} == {1}
+    assert not [w for w in workers(shop.database) if w.state == "lost"]
+
+
+@pytest.mark.soak
+def test_thousands_of_fresh_claims_are_not_swept(shop: Onward) -> None:
+    """The same with 5,000 jobs."""
+    jobs = shop.enqueue_many(tasks.nap.call(i % 20 / 1000) for i in range(5_000))
+    with running(shop.url, processes=4, concurrency=2, settings={"sweep": 0.02}):
+        wait_over(jobs, 300)
+    assert {job.attempt for job in jobs} == {1}
+
+
+def test_a_frozen_worker_does_not_freeze_callers(shop: Onward) -> None:
+    """One of two workers is stopped with a job in hand: 12 callers get their results from the other
+    meanwhile, and the frozen job is run again within its lease. Scaled from 3 workers and 30 callers.
+    """
+    held = tasks.nap_once.enqueue(60)
+    with running(shop.url, name="a", concurrency=1) as first:
+        wait_for(held, "running")
+        with running(shop.url, name="b", concurrency=4):
+            os.kill(first.supervisor_pid, signal.SIGSTOP)
+            for pid in first.pids():
+                os.kill(pid, signal.SIGSTOP)
+            began = time.monotonic()
+            jobs = shop.enqueue_many(tasks.aecho.call(i) for i in range(12))
+            assert [job.wait(20) for job in jobs] == list(range(12))
+            assert time.monotonic() - began < 5
+            assert held.wait(20) == "rested"
+    assert ends(held) == ["lost", "succeeded"]
