@@ -13,7 +13,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from onward import errors
 from onward.cli.root import root
+from onward.cli.troubles import exit_code
+from onward.store.database import Refused
 from onward.version import version
 from tests.cli.shell import Shell, in_process
 from tests.support.scene import Scene
@@ -41,7 +44,7 @@ def test_every_help_page_says_what_it_does_and_has_examples(path: tuple[str, ...
     assert result.exit_code == 0
     examples = result.output.split("Examples:")[1].split("\n\n")[0].strip().splitlines()
     assert len(examples) >= 3
-    assert all(line.strip().startswith(("onward ", "watch ")) for line in examples)
+    assert all(line.strip().startswith("onward ") for line in examples)
     assert COMMANDS[path].get_short_help_str()
 
 
@@ -91,9 +94,12 @@ def test_the_first_page_is_quick() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    page = min(seconds("-m", "onward.cli", "--help") for _ in range(8))
-    nothing = min(seconds("-c", "pass") for _ in range(8))
-    assert page - nothing < 0.15
+    page = min(seconds("-m", "onward.cli", "--help") for _ in range(6))
+    package = min(seconds("-c", "import onward") for _ in range(6))
+    nothing = min(seconds("-c", "pass") for _ in range(6))
+    # On a quiet machine the page costs 0.13 s more than nothing, and 0.12 s of that is the package.
+    assert page - package < 0.06
+    assert page - nothing < 0.25
 
 
 def test_the_first_page_imports_no_command_and_no_drawing() -> None:
@@ -240,6 +246,29 @@ def test_an_error_says_what_why_and_how_to_fix_it(shell: Shell) -> None:
     assert "Traceback" not in told
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.JobFailed("x"), 1),
+        (errors.OnwardError("x"), 1),
+        (errors.InvalidOption("x"), 2),
+        (errors.JobNotFound("x"), 3),
+        (errors.UnknownTask("x"), 3),
+        (errors.AppNotFound("x"), 3),
+        (errors.DatabaseError("x"), 5),
+        (errors.DatabaseUnavailable("x"), 5),
+        (errors.SchemaMissing("x"), 5),
+        (errors.DriverMissing("x"), 5),
+        (errors.IllegalTransition("x"), 6),
+        (Refused("x"), 6),
+        (errors.WaitTimeout("x"), 7),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_error_has_its_exit_status(error: errors.OnwardError, code: int) -> None:
+    assert exit_code(error) == code
+
+
 def test_interrupted(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -260,6 +289,14 @@ def test_a_closed_pipe_is_no_traceback(scene: Scene, shell: Shell) -> None:
     )
     assert done.stdout.startswith("ID\t")
     assert "Traceback" not in done.stderr
+
+
+def test_colour_can_be_forced_into_a_pipe(scene: Scene, shell: Shell) -> None:
+    scene.enqueue()
+    words = ["job", "list", "--database", shell.url]
+    assert "\x1b[" in in_process(*words, FORCE_COLOR="1").stdout
+    assert "\x1b" not in in_process(*words).stdout
+    assert "\x1b" not in in_process(*words, FORCE_COLOR="1", NO_COLOR="1").stdout
 
 
 def test_a_terminal_without_utf8_gets_ascii(scene: Scene, shell: Shell) -> None:

@@ -28,6 +28,16 @@ Check = Callable[[Database], Iterator[str]]
 Open = Callable[[], Database]
 
 
+@pytest.fixture(autouse=True)
+def tables_as_they_were() -> Iterator[None]:
+    """The tables are put back in their own order, which the pages made from them follow."""
+    moves, ends = dict(JOB_MOVES), dict(ATTEMPT_ENDS)
+    yield
+    for table, was in ((JOB_MOVES, moves), (ATTEMPT_ENDS, ends)):
+        table.clear()  # type: ignore[attr-defined]  # pyright: ignore
+        table.update(was)  # type: ignore[attr-defined]  # pyright: ignore
+
+
 @pytest.fixture(scope="module")
 def bare_postgres(postgres_url: str) -> Iterator[str]:
     """A database of this module's own, in which each test makes the schema anew."""
@@ -223,9 +233,7 @@ def without_constraint(text: str, name: str) -> str:
     return text[: start.start()] + f"CONSTRAINT {name} CHECK (1 = 1)" + text[end:]
 
 
-def seed(
-    monkeypatch: pytest.MonkeyPatch, break_: Callable[[str], str]
-) -> None:
+def seed(monkeypatch: pytest.MonkeyPatch, break_: Callable[[str], str]) -> None:
     """Make the next migration apply a broken text."""
     real = migrate.migrations
 
@@ -318,8 +326,14 @@ def test_the_trigger_lists_every_live_move_and_no_other(open_empty: Open) -> Non
 
 
 COMPARISONS = {
-    "the attempt of a job that leaves": (" AND f.attempt = old.attempt", " OR f.attempt <> gone.attempt"),
-    "the state of a job that leaves": (" AND f.ended_from = old.state", " OR f.ended_from <> gone.state"),
+    "the attempt of a job that leaves": (
+        " AND f.attempt = old.attempt",
+        " OR f.attempt <> gone.attempt",
+    ),
+    "the state of a job that leaves": (
+        " AND f.ended_from = old.state",
+        " OR f.ended_from <> gone.state",
+    ),
     "the owner of a job that leaves": (
         " AND f.worker IS old.worker",
         "\n       OR f.worker IS DISTINCT FROM gone.worker",

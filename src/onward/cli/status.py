@@ -34,7 +34,7 @@ _MOST_SHOWN = 20
     epilog=examples(
         "onward status",
         "onward status --json",
-        "watch -n 2 onward status",
+        "onward status || echo 'something is wrong'",
     )
 )
 @json_option

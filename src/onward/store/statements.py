@@ -74,7 +74,7 @@ def _twin(body: str) -> Twin:
 def sqlite_text(name: str) -> tuple[str, ...]:
     """The statement for SQLite: one text a step, because a driver may carry only one at a time."""
     text = twins()[name].texts["sqlite"].replace("onward.", "onward_")
-    return tuple(step.strip() for step in text.split(";") if step.strip())
+    return tuple(step.strip() for step in re.split(r";[ \t]*(?:\n|$)", text) if step.strip())
 
 
 @cache

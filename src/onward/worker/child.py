@@ -25,6 +25,7 @@ from msgspec import Struct
 from onward.app import Onward
 from onward.config import Settings
 from onward.errors import OnwardError
+from onward.events import Happened, emit
 from onward.ids import new_id
 from onward.policy import Backoff
 from onward.store.store import Registration
@@ -168,6 +169,7 @@ class _Child:
         self._steward: Steward | None = None
 
     async def run(self) -> str:
+        self._doubt_queues()
         plan = Plan(
             id=self._id,
             queues=queues_of(self._app, self._orders.queues),
@@ -186,6 +188,14 @@ class _Child:
                 await asyncio.to_thread(self._steward.stop)
             with contextlib.suppress(Exception):
                 await self._app.aclose()
+
+    def _doubt_queues(self) -> None:
+        """A queue that no task of the app is sent to by default may be meant, or misspelt: say so."""
+        known = {task.options.queue for task in self._app.tasks.values()} | {"default"}
+        for queue, _ in self._orders.queues or ():
+            if queue not in known:
+                fields = {"queue": queue, "known": ",".join(sorted(known))}
+                emit(Happened(name="queue.unknown", level=logging.WARNING, fields=fields))
 
     def _heard(self, loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
         """The link has ended: the supervisor is gone. Drain, and beat for ourselves meanwhile."""
