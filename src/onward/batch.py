@@ -7,14 +7,19 @@ is there. All others have ids that nobody has seen yet, so the first try is a pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from onward.errors import IdConflict, JobNotFound
+import msgspec
+
+from onward.codec import Signature
+from onward.errors import IdConflict, JobNotFound, PayloadUnreadable
+from onward.foreign import ENCODER
 from onward.handle import Handle
 from onward.job import NewJob
 from onward.store import connections, store
-from onward.store.database import Again
+from onward.store.database import Again, Duplicate
 from onward.store.statements import Op
 from onward.store.store import Record
 
@@ -44,7 +49,8 @@ def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
             if app.database.notifies:
                 app.database.enqueue([])  # Writes nothing, and wakes a worker that waits.
         else:
-            app.database.enqueue(part.jobs)
+            with _only_once():
+                app.database.enqueue(part.jobs)
     return [_handle(app, call, there) for call in calls]
 
 
@@ -65,8 +71,21 @@ async def aenqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[A
             if app.database.notifies:
                 await app.database.aenqueue([])
         else:
-            await app.database.aenqueue(part.jobs)
+            with _only_once():
+                await app.database.aenqueue(part.jobs)
     return [_handle(app, call, there) for call in calls]
+
+
+@contextmanager
+def _only_once() -> Generator[None, None, None]:
+    try:
+        yield
+    except Duplicate as error:
+        raise IdConflict(
+            "one of these calls is enqueued already",
+            why="a call has the id of its job from the start, so it is one job",
+            fix="make a call for each job; using(id=…) makes an enqueue that can be repeated",
+        ) from error
 
 
 class _Part:
@@ -75,15 +94,14 @@ class _Part:
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.jobs: list[NewJob] = []
-        self._explicit: dict[str, NewJob] = {}
+        self._explicit: dict[str, Call[Any]] = {}
 
     def add(self, call: Call[Any]) -> None:
-        job = call.job
         if call.task.options.id is not None:
-            first = self._explicit.setdefault(job.id, job)
-            if first is not job:
-                return _check_same(first, job)
-        self.jobs.append(job)
+            first = self._explicit.setdefault(call.job.id, call)
+            if first is not call:
+                return self._check_same(first, call.job)
+        self.jobs.append(call.job)
 
     @property
     def repeats(self) -> bool:
@@ -102,10 +120,39 @@ class _Part:
             return {}
         there: dict[str, Record] = {}
         for chunk in _chunks(self.jobs):
-            born = yield from store.enqueue_again(chunk)
+            born = yield from store.enqueue_again(chunk, self._is_same)
             for id in {job.id for job in chunk} & self._explicit.keys() - born:
                 there[id] = yield from _record(id)
         return there
+
+    def _is_same(self, job: NewJob, args: str) -> bool:
+        call = self._explicit.get(job.id)
+        return job.args == args or (
+            call is not None and _same_arguments(call.task.signature, job.args, args)
+        )
+
+    def _check_same(self, first: Call[Any], second: NewJob) -> None:
+        if first.job.task != second.task or not self._is_same(second, first.job.args):
+            raise IdConflict(
+                f"job id {second.id} is given to two calls, of {first.job.task} and {second.task}",
+                why="an explicit id makes an enqueue repeatable: the same id means the same call",
+                fix="one id for one call; uuid.uuid5(namespace, key) makes one from your key",
+            )
+
+
+def _same_arguments(signature: Signature, one: str, other: str) -> bool:
+    """Whether two texts are the same arguments, in whatever order a set or a mapping stands."""
+    try:
+        return _sorted(signature, one) == _sorted(signature, other)
+    except PayloadUnreadable:
+        return False
+
+
+def _sorted(signature: Signature, text: str) -> bytes:
+    return _DETERMINISTIC.encode(signature.decode_arguments(text))
+
+
+_DETERMINISTIC = msgspec.json.Encoder(enc_hook=ENCODER.enc_hook, order="deterministic")
 
 
 def _record(id: str) -> Op[Record]:
@@ -139,15 +186,6 @@ def _chunks(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
             chunks.append(jobs[start:place])
             start, text = place, len(job.args)
     return [*chunks, jobs[start:]]
-
-
-def _check_same(first: NewJob, second: NewJob) -> None:
-    if (first.task, first.args) != (second.task, second.args):
-        raise IdConflict(
-            f"job id {first.id} is given to two calls, of {first.task} and of {second.task}",
-            why="an explicit id makes an enqueue repeatable: the same id means the same call",
-            fix="use an id for each call; uuid.uuid5(namespace, key) makes one from a key of yours",
-        )
 
 
 def _handle(app: Onward, call: Call[Any], there: dict[str, Record]) -> Handle[Any]:

@@ -1,7 +1,8 @@
 """Every error that Onward raises: what happened, why, and what to do about it.
 
 The first line of a message is complete by itself, because log collectors cut there.
-Codes are stable: 1xx the caller's arguments, 2xx tasks and the app, 3xx the database, 4xx the life of a job.
+Codes are stable: 1xx the caller's arguments, 2xx tasks and the app, 3xx the database, 4xx the life
+of a job.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class OnwardError(Exception):
 
 
 def _rebuild(kind: type[OnwardError], what: str, why: str, fix: str) -> OnwardError:
-    """Make the error again from its parts, so that it survives pickling (a test runner's processes)."""
+    """Make the error again from its parts, so that it survives pickling."""
     error = kind.__new__(kind)
     OnwardError.__init__(error, what, why=why, fix=fix)
     return error
@@ -50,7 +51,7 @@ class InvalidArguments(OnwardError, TypeError):
 
 
 class NotSerializable(OnwardError, TypeError):
-    """A value has no faithful JSON form: it would be refused, or would come back as something else."""
+    """A value has no faithful JSON form: it would come back as something else, or not at all."""
 
     code = "OW102"
 
@@ -122,7 +123,7 @@ class SchemaMissing(DatabaseError):
 
 
 class DriverConflict(DatabaseError):
-    """Two SQLite libraries would open one file in one process, or a connection of the wrong driver was given."""
+    """Two SQLite libraries in one process on one file, or a connection of the wrong driver."""
 
     code = "OW303"
 

@@ -186,9 +186,9 @@ class Task(Generic[P, R_co]):
             max_losses: how many losses beyond which it is dead.
             timeout: the time limit of one attempt (timedelta, or seconds).
             id: a UUID of the caller's; enqueuing the same call again with it changes nothing.
-            connection: an open connection or session to the app's database (psycopg, asyncpg,
-                sqlite3, apsw, SQLAlchemy): the job is written through it, and exists if its
-                transaction commits. It must lead to the app's database.
+            connection: an open connection or session to the app's database (psycopg, psycopg2,
+                asyncpg, sqlite3, apsw, SQLAlchemy): the job is written through it, and exists if
+                its transaction commits. It must lead to the app's database.
 
         Raises:
             InvalidOption: a value that cannot work.

@@ -42,14 +42,19 @@ def compare(app: Onward, lines: Sequence[Line], files: Sequence[Sight], watched:
         files: what they worked on.
         watched: the text that every job that watched must have returned.
     """
-    same = [file for file in files if file.is_unchanged()]
     handles = [app.get(line.id) for line in lines]
     jobs = {(_short(handle), str(handle.args["path"])): handle for handle in handles}
     watchers = [handle for handle in handles if _short(handle) == "watch"]
+    found = {file: list(_of_file(jobs, file)) for file in files}
+    same = [file for file in files if file.is_unchanged()]  # Asked last: it may change till then.
     problems = [
         *not_once(handles, same),
-        *(problem for file in same for problem in _of_file(jobs, file)),
-        *(f"a job that watched ended {w.state}" for w in watchers if w.result != watched),
+        *(problem for file in same for problem in found[file]),
+        *(
+            f"watch ended {job.state} with {job.result!r}"
+            for job in watchers
+            if job.result != watched
+        ),
     ]
     return Comparison(
         jobs=len(watchers) + len(FOR_EACH) * len(same),
@@ -68,7 +73,10 @@ def not_once(handles: Iterable[Handle[Any]], files: Sequence[Sight]) -> Iterator
 
 
 def _of_file(jobs: Jobs, file: Sight) -> Iterator[str]:
-    data = file.path.read_bytes()
+    try:
+        data = file.path.read_bytes()
+    except OSError:  # It is gone, so it will be left out.
+        return
     digest = digest_of(data)
     checks: dict[str, Callable[[Handle[Any]], bool]] = {
         "digest": lambda job: job.result == digest,

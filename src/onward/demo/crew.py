@@ -68,6 +68,7 @@ class Crew:
             "--name": self.name,
             "--processes": self._processes,
             "--concurrency": SLOTS,
+            "--log-level": "error",
         }
         pairs = [str(part) for option in options.items() for part in option]
         return [sys.executable, "-m", "onward.cli", "worker", TARGET, *pairs]

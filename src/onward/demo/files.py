@@ -55,7 +55,7 @@ def choose(folder: Path | None, count: int) -> list[Sight]:
             why=f"the demo reads text files of up to {MOST_BYTES // 1024} KiB, but no hidden ones",
             fix="onward demo, without a folder, reads those of Python",
         )
-    return texts + (strangers or list(islice(_seen(_compiled()), STRANGERS)))
+    return [*texts, *islice(chain(strangers, _seen(_compiled())), STRANGERS)]
 
 
 def _sorted_out(paths: Iterable[Path], count: int) -> tuple[list[Sight], list[Sight]]:

@@ -191,7 +191,7 @@ def _only_strangers_dead(outcome: Outcome) -> Verdict:
 def _recovery(outcome: Outcome) -> Verdict:
     jobs = count_of(len(outcome.recovered), "job", "jobs")
     killed = count_of(len(outcome.victims), "killed worker process", "killed worker processes")
-    again = [line for line in outcome.recovered if line.state is JobState.SUCCEEDED]
+    again = [line for line in outcome.recovered if line.attempt > line.losses]
     text = f"{jobs} taken back from {killed}, and run again"
     return Verdict(0 < len(again) == len(outcome.recovered), text)
 

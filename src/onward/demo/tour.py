@@ -163,6 +163,7 @@ class Tour:
         self._stage.say("workers", self._crew.shown)
         with self._stage.progress(self._expected):
             lines = self._follow()
+        self._signal.touch()  # Whatever came of it, nobody watches any longer.
         seconds = time.monotonic() - began
         self._stage.say("run", f"{tally(lines).ended:,} jobs have ended after {seconds:.1f} s")
         return lines
@@ -202,7 +203,9 @@ class Tour:
         """The kill has met work: the jobs that waited for that may end."""
         if self._signal.exists():
             return
-        self._signal.write_text(WATCHED, encoding="utf-8")
+        draft = self._signal.with_suffix(".draft")
+        draft.write_text(WATCHED, encoding="utf-8")
+        draft.rename(self._signal)  # Whoever sees it sees all of it.
         seconds = time.monotonic() - self._killed_at
         jobs = report.count_of(len(recovered), "job that it ran is", "jobs that it ran are")
         self._stage.say("recover", f"{jobs} taken back, {seconds:.1f} s later")

@@ -120,7 +120,7 @@ def _may_be_one_row(error: Exception) -> bool:
 def _interrupted() -> DatabaseUnavailable:
     return DatabaseUnavailable(
         "an enqueue was interrupted",
-        why="the thread or task that wrote it together with others was stopped; whether it took is not known",
+        why="whoever wrote it together with others was stopped; nobody knows whether it took",
         fix="enqueue with an id of your own: then it can be repeated",
     )
 

@@ -21,11 +21,14 @@ class Migration(NamedTuple):
 @cache
 def migrations(dialect: str) -> tuple[Migration, ...]:
     """All migrations of a dialect, in order."""
-    found: list[Migration] = []
-    for file in (resources.files("onward.store") / "migrations" / dialect).iterdir():
-        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
-            found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
-    return tuple(sorted(found))
+    folder = resources.files("onward.store") / "migrations" / dialect
+    return tuple(
+        sorted(
+            Migration(int(match[1]), match[2], file.read_text(encoding="utf-8"))
+            for file in folder.iterdir()
+            if (match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name))
+        )
+    )
 
 
 def newest(dialect: str) -> int:

@@ -16,29 +16,38 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, LiteralString, ParamSpec, TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, LiteralString, ParamSpec, TypeVar
 
 import psycopg
-from psycopg import errors, sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import sql
 
 from onward.errors import DatabaseUnavailable, InvalidOption
 from onward.job import NewJob
 from onward.store import store
 from onward.store.address import shown
-from onward.store.coalesce import AsyncCoalescer, Coalescer
-from onward.store.database import Again, Duplicate, Refused
-from onward.store.migrate import check_version, migrations, missing
+from onward.store.coalesce import Coalescer
+from onward.store.database import Again
+from onward.store.migrate import check_version, missing
+from onward.store.postgres_link import (
+    AGAIN,
+    ANSWER_SECONDS,
+    ISOLATION,
+    LIMIT,
+    MOST_CONNECTIONS,
+    AsyncSide,
+    deadline,
+    first_line,
+    options,
+    pause,
+    popped,
+    translated,
+)
+from onward.store.postgres_wakeup import PostgresWakeup
 from onward.store.statements import Op, Rows, Statement, in_schema, psycopg_text
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-MOST_CONNECTIONS = 8
-"""Connections of one process's callers at most, sync and async each; a worker process adds one that
-listens.
-"""
 
 REPEATS = 50
 """How often a statement that met a serialization failure or a deadlock is repeated."""
@@ -47,31 +56,6 @@ NOTIFY_GAP = 0.005
 """Wake-ups of one process are at least this many seconds apart; a woken worker looks again by
 itself meanwhile.
 """
-
-TRANSACTION_SECONDS = 8
-"""How long the server keeps an open transaction whose client has gone silent. Below the lease."""
-
-PING_SECONDS = 15.0
-"""How often a silent LISTEN connection is asked whether it still lives."""
-
-_DEFAULTS: dict[str, Any] = {
-    "connect_timeout": 5,
-    "keepalives": 1,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 15_000,
-    "application_name": "onward",
-}
-
-_AGAIN = (errors.SerializationFailure, errors.DeadlockDetected, Again)
-_REFUSED = (
-    psycopg.IntegrityError,
-    psycopg.DataError,
-    # To psycopg an operational error; it means a name too long for an index.
-    errors.ProgramLimitExceeded,
-)
-_MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction)
 
 
 class PostgresDatabase:
@@ -99,7 +83,7 @@ class PostgresDatabase:
         self.shown_url = shown(url)
         self.schema = schema
         self.channel = f"onward_{schema}"
-        self._listen_url = listen_url or url
+        self.listen_url = listen_url or url
         self._notified = 0.0
         self._reset()
         _living.add(self)
@@ -113,7 +97,7 @@ class PostgresDatabase:
         self._idle: list[psycopg.Connection] = []
         self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._coalescer: Coalescer[NewJob] = Coalescer(self._enqueue_now)
-        self._sides: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _AsyncSide] = (
+        self._sides: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncSide] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -122,7 +106,8 @@ class PostgresDatabase:
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return self._repeated(lambda: self._run_once(lambda: op(*args, **kwargs)))
 
-    read = run
+    def read(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.run(op, *args, **kwargs)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> None:
         self._coalescer.write(jobs)
@@ -131,24 +116,24 @@ class PostgresDatabase:
         return None
 
     def migrate(self) -> list[str]:
-        with self._translated(), self._connect(self.url) as connection, connection.transaction():
+        with translated(self), self._connect(self.url) as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_lock_key(self.schema)])
-            applied = self._version(connection)
-            for migration in missing("postgres", applied):
+            todo = missing("postgres", self._version(connection))
+            for migration in todo:
                 text = in_schema(migration.text, self.schema)
-                connection.execute(cast(LiteralString, text))
+                connection.execute(text.encode())
                 connection.execute(
                     self._sql("INSERT INTO {}.migration (version, name) VALUES (%s, %s)"),
                     [migration.version, migration.name],
                 )
-        return [f"{m.version:04}_{m.name}" for m in migrations("postgres") if m.version > applied]
+        return [f"{migration.version:04}_{migration.name}" for migration in todo]
 
     def schema_version(self) -> int:
-        with self._translated(), self._connect(self.url) as connection:
+        with translated(self), self._connect(self.url) as connection:
             return self._version(connection)
 
     def facts(self) -> dict[str, Any]:
-        with self._translated(), self._connect(self.url) as connection:
+        with translated(self), self._connect(self.url) as connection:
             names = (
                 "server_version",
                 "fsync",
@@ -162,7 +147,7 @@ class PostgresDatabase:
             return dict(rows.fetchall()) | {"driver": f"psycopg {psycopg.__version__}"}
 
     def close(self) -> None:
-        while connection := _popped(self._idle):
+        while connection := popped(self._idle):
             connection.close()
 
     # --- the port, async --------------------------------------------------------------------------
@@ -170,7 +155,8 @@ class PostgresDatabase:
     async def arun(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._arepeated(lambda: self._arun_once(lambda: op(*args, **kwargs)))
 
-    aread = arun
+    async def aread(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.arun(op, *args, **kwargs)
 
     async def aenqueue(self, jobs: Sequence[NewJob]) -> None:
         await self._side().coalescer.write(jobs)
@@ -185,7 +171,7 @@ class PostgresDatabase:
     async def close_loop(self) -> None:
         side = self._sides.pop(asyncio.get_running_loop(), None)
         if side is not None:
-            for connection in side.idle:
+            for _, connection in side.idle:
                 await connection.close()
 
     # --- one try, sync ----------------------------------------------------------------------------
@@ -196,17 +182,17 @@ class PostgresDatabase:
         for repeat in range(REPEATS):
             try:
                 return once()
-            except _AGAIN as error:
+            except AGAIN as error:
                 last = error
-            time.sleep(_pause(repeat))
+            time.sleep(pause(repeat))
         raise self._restless(last)
 
     def _run_once(self, make: Callable[[], Op[T]]) -> T:
         """Carry the operation out on a connection; if a pooled one turns out to be dead, once more
         on a fresh one.
         """
-        with self._slots, self._translated():
-            if pooled := _popped(self._idle):
+        with self._slots, translated(self):
+            if pooled := popped(self._idle):
                 try:
                     return self._on(pooled, make)
                 except (psycopg.OperationalError, psycopg.InterfaceError):
@@ -235,7 +221,7 @@ class PostgresDatabase:
         if first.alone and not self._strict:
             return _end(op, self._rows(connection, first))
         with connection.transaction():
-            connection.execute(_LIMIT)
+            connection.execute(LIMIT)
             rows = self._rows(connection, first)
             while True:
                 try:
@@ -248,11 +234,11 @@ class PostgresDatabase:
     def _rows(self, connection: psycopg.Connection, statement: Statement) -> Rows:
         text = psycopg_text(statement.name, self.schema)
         cursor = connection.cursor(binary=True)
-        cursor.execute(cast(LiteralString, text), statement.params)
+        cursor.execute(text, statement.params)
         return cursor.fetchall() if cursor.description else []
 
     def _connect(self, url: str) -> psycopg.Connection:
-        connection = psycopg.connect(url, autocommit=True, prepare_threshold=None, **_options(url))
+        connection = psycopg.connect(url, autocommit=True, prepare_threshold=None, **options(url))
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
@@ -260,7 +246,7 @@ class PostgresDatabase:
         connection = self._connect(self.url)
         if not self._known:
             try:
-                self._learn(self._version(connection), connection.execute(_ISOLATION).fetchone())
+                self._learn(self._version(connection), connection.execute(ISOLATION).fetchone())
             except BaseException:
                 connection.close()
                 raise
@@ -273,16 +259,16 @@ class PostgresDatabase:
         for repeat in range(REPEATS):
             try:
                 return await once()
-            except _AGAIN as error:
+            except AGAIN as error:
                 last = error
-            await asyncio.sleep(_pause(repeat))
+            await asyncio.sleep(pause(repeat))
         raise self._restless(last)
 
     async def _arun_once(self, make: Callable[[], Op[T]]) -> T:
         side = self._side()
         async with side.slots:
-            with self._translated():
-                if pooled := _popped(side.idle):
+            with translated(self):
+                if pooled := await side.take():
                     try:
                         return await self._aon(side, pooled, make)
                     except (psycopg.OperationalError, psycopg.InterfaceError):
@@ -291,17 +277,18 @@ class PostgresDatabase:
                 return await self._aon(side, await self._aconnect_ready(), make)
 
     async def _aon(
-        self, side: _AsyncSide, connection: psycopg.AsyncConnection, make: Callable[[], Op[T]]
+        self, side: AsyncSide, connection: psycopg.AsyncConnection, make: Callable[[], Op[T]]
     ) -> T:
         try:
-            answer = await self._acarry_out(connection, make())
+            with deadline(connection, ANSWER_SECONDS):
+                answer = await self._acarry_out(connection, make())
         except BaseException:
             if connection.closed or connection.info.transaction_status:
                 await connection.close()
             else:
-                side.idle.append(connection)
+                side.give(connection)
             raise
-        side.idle.append(connection)
+        side.give(connection)
         return answer
 
     async def _acarry_out(self, connection: psycopg.AsyncConnection, op: Op[T]) -> T:
@@ -313,7 +300,7 @@ class PostgresDatabase:
         if first.alone and not self._strict:
             return _end(op, await self._arows(connection, first))
         async with connection.transaction():
-            await connection.execute(_LIMIT)
+            await connection.execute(LIMIT)
             rows = await self._arows(connection, first)
             while True:
                 try:
@@ -326,12 +313,12 @@ class PostgresDatabase:
     async def _arows(self, connection: psycopg.AsyncConnection, statement: Statement) -> Rows:
         text = psycopg_text(statement.name, self.schema)
         cursor = connection.cursor(binary=True)
-        await cursor.execute(cast(LiteralString, text), statement.params)
+        await cursor.execute(text, statement.params)
         return await cursor.fetchall() if cursor.description else []
 
     async def _aconnect(self, url: str) -> psycopg.AsyncConnection:
         connection = await psycopg.AsyncConnection.connect(
-            url, autocommit=True, prepare_threshold=None, **_options(url)
+            url, autocommit=True, prepare_threshold=None, **options(url)
         )
         await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         return connection
@@ -341,18 +328,18 @@ class PostgresDatabase:
         if not self._known:
             try:
                 version = await asyncio.to_thread(self.schema_version)
-                row = await (await connection.execute(_ISOLATION)).fetchone()
+                row = await (await connection.execute(ISOLATION)).fetchone()
                 self._learn(version, row)
             except BaseException:
                 await connection.close()
                 raise
         return connection
 
-    def _side(self) -> _AsyncSide:
+    def _side(self) -> AsyncSide:
         loop = asyncio.get_running_loop()
         side = self._sides.get(loop)
         if side is None:
-            side = self._sides[loop] = _AsyncSide(self._aenqueue_now)
+            side = self._sides[loop] = AsyncSide(self._aenqueue_now)
         return side
 
     # --- enqueue and wake -------------------------------------------------------------------------
@@ -370,8 +357,8 @@ class PostgresDatabase:
             self.notify()
 
     def _first_try(self, jobs: Sequence[NewJob]) -> bool:
-        with self._slots, self._translated():
-            connection = _popped(self._idle) or self._connect_ready()
+        with self._slots, translated(self):
+            connection = popped(self._idle) or self._connect_ready()
             return self._on(connection, lambda: store.enqueue(jobs))
 
     async def _aenqueue_now(self, jobs: Sequence[NewJob]) -> None:
@@ -386,8 +373,8 @@ class PostgresDatabase:
     async def _afirst_try(self, jobs: Sequence[NewJob]) -> bool:
         side = self._side()
         async with side.slots:
-            with self._translated():
-                connection = _popped(side.idle) or await self._aconnect_ready()
+            with translated(self):
+                connection = await side.take() or await self._aconnect_ready()
                 return await self._aon(side, connection, lambda: store.enqueue(jobs))
 
     def notify(self) -> None:
@@ -397,7 +384,7 @@ class PostgresDatabase:
         if not self._may_notify():
             return
         with contextlib.suppress(psycopg.Error), self._slots:
-            connection = _popped(self._idle) or self._connect(self.url)
+            connection = popped(self._idle) or self._connect(self.url)
             try:
                 connection.execute(self._notification())
             except BaseException:
@@ -411,13 +398,14 @@ class PostgresDatabase:
         side = self._side()
         with contextlib.suppress(psycopg.Error):
             async with side.slots:
-                connection = _popped(side.idle) or await self._aconnect(self.url)
+                connection = await side.take() or await self._aconnect(self.url)
                 try:
-                    await connection.execute(self._notification())
+                    with deadline(connection, ANSWER_SECONDS):
+                        await connection.execute(self._notification())
                 except BaseException:
                     await connection.close()
                     raise
-                side.idle.append(connection)
+                side.give(connection)
 
     def _may_notify(self) -> bool:
         now = time.monotonic()
@@ -455,99 +443,16 @@ class PostgresDatabase:
         self._strict = bool(isolation and isolation[0] != "read committed")
         self._known = True
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except _AGAIN:
-            raise
-        except _MISSING as error:
-            self._known = False
-            check_version(self.shown_url, "postgres", 0)
-            raise DatabaseUnavailable(str(error)) from error
-        except errors.UniqueViolation as error:
-            raise Duplicate(f"{self.shown_url}: {_first_line(error)}") from error
-        except _REFUSED as error:
-            raise Refused(f"{self.shown_url} refuses the write: {_first_line(error)}") from error
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            raise DatabaseUnavailable(
-                f"{self.shown_url} cannot be reached: {_first_line(error)}",
-                why="the server is down, restarting, out of connections, or the network is cut",
-                fix="check that the server answers: psql, pg_isready; Onward goes on when it is back",
-            ) from error
-        except psycopg.Error as error:
-            # A standby, a missing privilege, a session that was ended: no fault of the data, so it
-            # is not refused.
-            raise DatabaseUnavailable(
-                f"{self.shown_url} cannot be used: {_first_line(error)}",
-                why=f"PostgreSQL answers {type(error).__name__}",
-                fix="see PostgreSQL's log; Onward goes on when the cause is gone",
-            ) from error
+    def forget_schema(self) -> None:
+        """Look again whether the schema is there, the next time."""
+        self._known = False
 
     def _restless(self, error: Exception) -> DatabaseUnavailable:
         return DatabaseUnavailable(
-            f"{self.shown_url} asked {REPEATS} times to repeat a write: {_first_line(error)}",
+            f"{self.shown_url} asked {REPEATS} times to repeat a write: {first_line(error)}",
             why="other transactions change the same rows all the time",
             fix="look for long transactions on Onward's tables: pg_stat_activity, pg_locks",
         )
-
-
-class _AsyncSide:
-    """The connections of one event loop: they cannot be shared with another."""
-
-    def __init__(self, write: Callable[[Sequence[NewJob]], Any]) -> None:
-        self.idle: list[psycopg.AsyncConnection] = []
-        self.slots = asyncio.Semaphore(MOST_CONNECTIONS)
-        self.coalescer: AsyncCoalescer[NewJob] = AsyncCoalescer(write)
-
-
-class PostgresWakeup:
-    """LISTEN on a connection of its own. When it is lost it is opened anew, and that counts as a
-    hint.
-    """
-
-    def __init__(self, database: PostgresDatabase) -> None:
-        self._database = database
-        self._connection: psycopg.AsyncConnection | None = None
-
-    async def wait(self, timeout: float) -> bool:
-        try:
-            if self._connection is None:
-                await self._listen()
-                return True
-            return await self._heard(self._connection, min(timeout, PING_SECONDS))
-        except (psycopg.Error, OSError):
-            await self.close()
-            await asyncio.sleep(min(timeout, 1.0))
-            return False
-
-    async def _heard(self, connection: psycopg.AsyncConnection, timeout: float) -> bool:
-        async with contextlib.aclosing(connection.notifies(timeout=timeout, stop_after=1)) as heard:
-            async for _ in heard:
-                return True
-        async with asyncio.timeout(5):
-            await connection.execute("SELECT 1")
-        return False
-
-    async def _listen(self) -> None:
-        database = self._database
-        connection = await psycopg.AsyncConnection.connect(
-            database._listen_url,  # pyright: ignore[reportPrivateUsage]
-            autocommit=True,
-            **_options(database._listen_url),  # pyright: ignore[reportPrivateUsage]
-        )
-        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(database.channel)))
-        self._connection = connection
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(Exception):
-                await self._connection.close()
-            self._connection = None
-
-
-_LIMIT: LiteralString = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}s'"
-_ISOLATION: LiteralString = "SHOW default_transaction_isolation"
 
 
 def _end(op: Op[T], rows: Rows) -> T:
@@ -558,31 +463,6 @@ def _end(op: Op[T], rows: Rows) -> T:
         answer: T = end.value
         return answer
     raise AssertionError(f"{statement.name} follows a statement that was to be alone")
-
-
-C = TypeVar("C")
-
-
-def _popped(idle: list[C]) -> C | None:
-    """An idle connection, if there is one; in one step, because other threads take them too."""
-    try:
-        return idle.pop()
-    except IndexError:
-        return None
-
-
-def _options(url: str) -> dict[str, Any]:
-    """Our connection defaults, where the URL does not set its own."""
-    given = conninfo_to_dict(url)
-    return {name: value for name, value in _DEFAULTS.items() if name not in given}
-
-
-def _pause(repeat: int) -> float:
-    return min(0.001 * 2**repeat, 0.1)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _lock_key(schema: str) -> int:

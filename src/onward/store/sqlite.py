@@ -17,17 +17,19 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from onward.errors import DatabaseError, DatabaseUnavailable
+from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.store import store
 from onward.store.database import Again, Duplicate, Refused
 from onward.store.migrate import check_version, missing, newest
 from onward.store.sqlite_driver import BUSY, SAME_KEY, Connection, Driver, kind, meaning
+from onward.store.sqlite_place import check_mode, check_place
+from onward.store.sqlite_wakeup import SqliteWakeup
 from onward.store.statements import Op, Rows, Statement, sqlite_text
 
 T = TypeVar("T")
@@ -38,12 +40,7 @@ BUSY_SECONDS = 10.0
 unavailable.
 """
 
-WATCH_SECONDS = 0.002
-"""How often an idle listener looks whether another process has committed."""
-
 MOST_PER_COMMIT = 256
-
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ncpfs"}
 
 Work = tuple[Callable[[], Op[Any]], "Future[Any]"]
 
@@ -100,7 +97,7 @@ class SqliteDatabase:
                 raise self.translate(error) from error
 
     async def aread(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.to_thread(self.read, op, *args, **kwargs)
+        return await asyncio.to_thread(lambda: self.read(op, *args, **kwargs))
 
     def enqueue(self, jobs: Sequence[NewJob]) -> None:
         self.run(store.enqueue, jobs)
@@ -118,17 +115,17 @@ class SqliteDatabase:
         return self.path.parent
 
     def migrate(self) -> list[str]:
-        with self._reading, contextlib.closing(self._open()) as connection:
+        with self._reading, self._opened(self._open()) as connection:
             return self._migrate(connection)
 
     def schema_version(self) -> int:
         if not self.path.exists():
             return 0
-        with self._reading, contextlib.closing(self._open()) as connection:
+        with self._reading, self._opened(self._open()) as connection:
             return _version(connection)
 
     def facts(self) -> dict[str, Any]:
-        with self._reading, contextlib.closing(self.open_ready()) as connection:
+        with self._reading, self._opened(self.open_ready()) as connection:
             return {
                 "library": self.driver.library,
                 "sqlite": self.driver.version,
@@ -263,30 +260,43 @@ class SqliteDatabase:
     def open_ready(self, clock: Callable[[], float] | None = None) -> Connection:
         """A connection to a file that has today's schema: created and migrated on first use."""
         connection = self._open(clock)
-        try:
+        with self._kept(connection):
             if _version(connection) < newest("sqlite"):
                 self._migrate(connection)
             check_version(self.shown_url, "sqlite", _version(connection))
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def _open(self, clock: Callable[[], float] | None = None) -> Connection:
-        _check_place(self.path)
+        check_place(self.path)
         try:
             connection = self.driver.open(self.path, clock or self._now)
         except self.driver.errors as error:
             raise self.translate(error) from error
-        try:
+        with self._kept(connection):
             connection.busy_timeout(BUSY_SECONDS)
             self._into_wal(connection)
             connection.rows(f"PRAGMA synchronous={self._synchronous}")
             connection.rows("PRAGMA journal_size_limit=16777216")
-            return connection
-        except BaseException as error:
+        return connection
+
+    @contextlib.contextmanager
+    def _opened(self, connection: Connection) -> Generator[Connection]:
+        """A connection for the time of a block."""
+        with self._kept(connection):
+            yield connection
+        connection.close()
+
+    @contextlib.contextmanager
+    def _kept(self, connection: Connection) -> Generator[None]:
+        """A connection on its way to be used: closed if it cannot be."""
+        try:
+            yield
+        except self.driver.errors as error:
             connection.close()
             raise self.translate(error) from error
+        except BaseException:
+            connection.close()
+            raise
 
     def _into_wal(self, connection: Connection) -> None:
         """Set the journal mode, which is stored in the file. SQLite does not wait here for another
@@ -295,7 +305,7 @@ class SqliteDatabase:
         end = time.monotonic() + BUSY_SECONDS
         while True:
             try:
-                _check_mode(connection.rows("PRAGMA journal_mode=WAL")[0][0])
+                check_mode(connection.rows("PRAGMA journal_mode=WAL")[0][0])
                 return
             except self.driver.errors as error:
                 if kind(self.driver.code(error)) != BUSY or time.monotonic() > end:
@@ -340,55 +350,6 @@ class SqliteDatabase:
                 fix="check the file, its directory's permissions and the space on its disk",
             )
         return error
-
-
-class SqliteWakeup:
-    """Notices commits of any process: the database's data version changes."""
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._seen: Any = None
-
-    async def wait(self, timeout: float) -> bool:
-        end = time.monotonic() + timeout
-        while True:
-            if self._changed():
-                return True
-            left = end - time.monotonic()
-            if left <= 0:
-                return False
-            await asyncio.sleep(min(WATCH_SECONDS, left))
-
-    def _changed(self) -> bool:
-        with self._lock:
-            fresh = self._connection is None
-            try:
-                connection = self._connection = self._connection or self._database.open_ready()
-                seen, self._seen = self._seen, connection.rows("PRAGMA data_version")[0][0]
-            except self._database.driver.errors as error:
-                self._stop()
-                raise self._database.translate(error) from error
-        return seen is not None and (fresh or bool(seen != self._seen))
-
-    async def close(self) -> None:
-        with self._lock:
-            self._stop()
-
-    def _stop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def pause(self) -> None:
-        """Before a fork: close, and wait."""
-        self._lock.acquire()
-        self._stop()
-
-    def resume(self) -> None:
-        """After it: what was missed meanwhile counts as a hint."""
-        self._lock.release()
 
 
 def _carry_out(connection: Connection, op: Op[T]) -> T:
@@ -439,53 +400,6 @@ def _version(connection: Connection) -> int:
     if not known:
         return 0
     return int(connection.rows("SELECT coalesce(max(version), 0) FROM onward_migration")[0][0])
-
-
-def _check_mode(mode: str) -> None:
-    if mode != "wal":
-        raise DatabaseError(
-            f"SQLite refuses the write-ahead log here (journal mode stays {mode})",
-            why="the file system lacks shared memory for several processes, or the database is not a file",
-            fix="put the file on a local disk",
-        )
-
-
-def _check_place(path: Path) -> None:
-    """Refuse places where a queue cannot work, with the reason."""
-    if path.is_dir():
-        raise DatabaseError(f"{path} is a directory", fix="name a file, e.g. sqlite:///onward.db")
-    if not path.parent.is_dir():
-        raise DatabaseError(
-            f"the directory {path.parent} does not exist",
-            fix="create it, or name a file elsewhere: sqlite:///relative.db, sqlite:////absolute.db",
-        )
-    kind = _file_system(path.parent)
-    if kind in _NETWORK:
-        raise DatabaseError(
-            f"{path} is on a network file system ({kind})",
-            why="SQLite's locks do not work there, so two machines would claim the same job",
-            fix='use a local disk, or PostgreSQL for several machines: Onward("postgresql://…")',
-        )
-    if not path.exists():
-        with contextlib.suppress(OSError):
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-
-
-def _file_system(folder: Path) -> str | None:
-    """The kind of file system that a folder is on, where the system tells."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    best, kind = "", None
-    target = str(folder.resolve())
-    for line in mounts.splitlines():
-        _, mount, fs, *_ = line.split(" ")
-        mount = mount.replace("\\040", " ")
-        inside = target == mount or target.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(best):
-            best, kind = mount, fs
-    return kind
 
 
 _living: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()

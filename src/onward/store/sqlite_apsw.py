@@ -13,11 +13,12 @@ from onward.store.statements import Rows
 
 
 class ApswConnection:
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection  # apsw's own types name some that no checker knows
 
     def rows(self, text: str, params: Mapping[str, Any] | None = None) -> Rows:
-        return self._connection.execute(text, dict(params) if params else None).fetchall()
+        rows: Rows = self._connection.execute(text, dict(params) if params else None).fetchall()
+        return rows
 
     def script(self, text: str) -> None:
         self._connection.execute(text).fetchall()
@@ -41,7 +42,7 @@ class ApswDriver:
     )
 
     def open(self, path: Path, clock: Callable[[], float]) -> Connection:
-        connection = apsw.Connection(str(path))
+        connection: Any = apsw.Connection(str(path))
         connection.create_scalar_function("onward_clock", clock, 0)
         return ApswConnection(connection)
 

@@ -47,7 +47,7 @@ class Driver(Protocol):
 
 
 _MEANING = {
-    5: "another process held the write lock for too long (a stopped process, or a long transaction)",
+    5: "another process held the write lock for too long (it is stopped, or a long transaction)",
     6: "another connection in this process holds a lock",
     8: "the file or its directory is read-only",
     10: "the disk answered with an input/output error",
@@ -71,7 +71,7 @@ def driver(name: str) -> Driver:
     raise InvalidOption(
         f"there is no SQLite driver {name!r}",
         why="SQLite is opened by apsw (bundles a current library) or by Python's sqlite3",
-        fix='sqlite_driver="apsw", or "sqlite3" when the application opens the same file with sqlite3',
+        fix='sqlite_driver="apsw", or "sqlite3" where the application uses sqlite3 on the file',
     )
 
 

@@ -91,9 +91,10 @@ def in_schema(text: str, schema: str) -> str:
 
 
 @cache
-def psycopg_text(name: str, schema: str) -> str:
-    """The statement as psycopg wants it: `%(name)s`."""
-    return _PLACEHOLDER.sub(r"%(\1)s", postgres_text(name, schema).replace("%", "%%"))
+def psycopg_text(name: str, schema: str) -> bytes:
+    """The statement as psycopg wants it: `%(name)s`, and in bytes because it is no literal."""
+    text = postgres_text(name, schema).replace("%", "%%")
+    return _PLACEHOLDER.sub(r"%(\1)s", text).encode()
 
 
 @cache

@@ -115,32 +115,45 @@ def enqueue(jobs: Sequence[NewJob]) -> Op[bool]:
     return bool(rows and rows[0][0])
 
 
-def enqueue_again(jobs: Sequence[NewJob]) -> Op[set[str]]:
+def _same_text(job: NewJob, args: str) -> bool:
+    return job.args == args
+
+
+def enqueue_again(
+    jobs: Sequence[NewJob], same: Callable[[NewJob, str], bool] = _same_text
+) -> Op[set[str]]:
     """Write those of the jobs that are not there yet; returns the ids that were new.
+
+    Args:
+        jobs: calls that may be there already.
+        same: whether stored arguments, of a job of the same task, are those of this call.
 
     Raises:
         IdConflict: an id belongs to a call of another task or with other arguments.
     """
     rows = yield Statement("enqueue_again", {"jobs": dumps(jobs)}, alone=False)
-    born = {row[0] for row in rows}
+    born: set[str] = {row[0] for row in rows}
     # A job may have ended between the two statements: then roll back, and look again with that
     # known.
-    over = yield Statement("finished_among", {"ids": dumps([job.id for job in jobs])}, alone=False)
+    rows = yield Statement("finished_among", {"ids": dumps([job.id for job in jobs])}, alone=False)
+    if any(row[0] in born for row in rows):
+        raise Again
     for job in jobs:
-        if job.id in born and job.id in {row[0] for row in over}:
-            raise Again
         if job.id not in born:
-            yield from _same_call(job)
+            yield from _check_same(job, same)
     return born
 
 
-def _same_call(job: NewJob) -> Op[None]:
+def _check_same(job: NewJob, same: Callable[[NewJob, str], bool]) -> Op[None]:
     rows = yield Statement("job", {"id": job.id}, alone=False)
-    if rows and (rows[0][1], rows[0][7]) != (job.task, job.args):
+    if not rows:
+        raise Again  # It was there, and was pruned just now.
+    task, args = rows[0][1], rows[0][7]
+    if task != job.task or not same(job, args):
         raise IdConflict(
-            f"job id {job.id} belongs to another call, of {rows[0][1]}",
+            f"job id {job.id} belongs to another call, of {task}",
             why="an explicit id makes an enqueue repeatable: the same id means the same call",
-            fix="use a new id for a new call; uuid.uuid5(namespace, key) makes one from a key of yours",
+            fix="use a new id for a new call; uuid.uuid5(namespace, key) makes one from your key",
         )
 
 

@@ -110,7 +110,10 @@ def unfit(connection: Any, why: str, fix: str) -> DriverConflict:
 
 
 _DRIVERS = {"psycopg", "psycopg2", "asyncpg", "sqlite3", "apsw"}
-_KNOWN = "psycopg, asyncpg, sqlite3 and apsw connections, SQLAlchemy sessions and connections work"
+_KNOWN = (
+    "connections of psycopg, psycopg2, asyncpg, sqlite3 and apsw work, and sessions and connections"
+    " of SQLAlchemy"
+)
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------
@@ -146,7 +149,7 @@ def _schema(database: Database) -> str:
 
 
 def _named(schema: str, statement: Statement) -> list[Spelt]:
-    return [(psycopg_text(statement.name, schema), statement.params)]
+    return [(psycopg_text(statement.name, schema).decode(), statement.params)]
 
 
 def _numbered(schema: str, statement: Statement) -> list[Spelt]:

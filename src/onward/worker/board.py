@@ -81,16 +81,12 @@ class Board:
         """This attempt has longer than was said."""
         _TIME.pack_into(self._map, _HEAD.size + place * _SLOT.size + 8, deadline)
 
-    def relax(self, place: int) -> None:
-        """The worker has dealt with this attempt's deadline itself."""
-        self.extend(place, FOREVER)
-
     def end(self, place: int) -> None:
         """The body has ended. It stays written down until its place is taken again, the oldest
         first: if the process dies before it could write the outcome, this attempt is no innocent
         one that had not begun.
         """
-        self.relax(place)
+        self.extend(place, FOREVER)
         self._free.append(place)
 
     def say_stopped(self) -> None:
@@ -108,7 +104,7 @@ class Board:
         self._map[_LOST] = 1
 
     def stand_still(self, seconds: float) -> None:
-        """Everything here stood still for so long: a suspended machine, or none of its time for us."""
+        """Everything here stood still for so long: the machine was suspended, or had no time."""
         _TIME.pack_into(self._map, _STILL, self.stood_still + seconds)
 
     # --- both -------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ class _Child:
                 await self._app.aclose()
 
     def _doubt_queues(self) -> None:
-        """A queue that no task of the app is sent to by default may be meant, or misspelt: say so."""
+        """A queue that no task of the app uses may be meant, or misspelt: say so."""
         known = {task.options.queue for task in self._app.tasks.values()} | {"default"}
         for queue, _ in self._orders.queues or ():
             if queue not in known:

@@ -96,7 +96,7 @@ class Claimer:
             self._wake.clear()
             room = min(self._room(), MOST_PER_CLAIM)
             if room <= 0:
-                await self._wake.wait()
+                await self._rest(self._poll)  # Not every slot that gets free is told.
                 continue
             asked_full = await self._claim(room)
             if self.stopping.is_set():

@@ -26,7 +26,7 @@ from onward.version import version
 from onward.worker.board import Board
 from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock, remove_lock
-from onward.worker.loading import app_options, target_of
+from onward.worker.loading import app_options, modules_of, target_of
 from onward.worker.steward import Steward
 from onward.worker.worker import Plan, Worker, queues_of
 
@@ -59,6 +59,7 @@ class EmbeddedWorker:
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
         self._error: BaseException | None = None
+        self._stopped = False
         self.id = ""
 
     # --- as a context manager ---------------------------------------------------------------------
@@ -88,9 +89,15 @@ class EmbeddedWorker:
         Args:
             grace: how long running jobs may go on, in seconds; by default as the settings say.
         """
-        if self._worker is not None and self._loop is not None:
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._worker.stop, grace)
+                self._loop.call_soon_threadsafe(self._stop, grace)
+
+    def _stop(self, grace: float | None) -> None:
+        """On the loop. A worker that is just about to start again as another does not."""
+        self._stopped = True
+        if self._worker is not None:
+            self._worker.stop(grace)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the thread has ended."""
@@ -125,7 +132,7 @@ class EmbeddedWorker:
         self._handle_signals()
         while True:
             why = await self._live()
-            if why not in {"lost", "full"}:
+            if self._stopped or why not in {"lost", "full"}:
                 return why
 
     async def _live(self) -> str:
@@ -140,7 +147,7 @@ class EmbeddedWorker:
         try:
             board.beat(time.monotonic())
             await app.database.arun(store.register, self._registration(lock_path))
-            isolation = Isolation(target_of(app), app_options(app))
+            isolation = Isolation(target_of(app), app_options(app), modules_of(app))
             plan = Plan(
                 id=self.id,
                 queues=self._queues,
@@ -148,6 +155,8 @@ class EmbeddedWorker:
                 until_empty=self._until_empty,
             )
             self._worker = Worker(app, plan, board, isolation)
+            if self._stopped:
+                self._worker.stop()
             steward.start()
             self._started.set()
             return await self._worker.run()

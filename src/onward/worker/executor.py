@@ -41,7 +41,7 @@ claims.
 MOST_AHEAD = 1_000
 
 LATE = 0.5
-"""Seconds by which a time limit is noticed late only if something kept this process from running."""
+"""A time limit is noticed so many seconds late only if something kept this process from running."""
 
 HOLD = 10.0
 """How long the retry of an abandoned body waits at least, renewed while the body lives."""
@@ -182,6 +182,7 @@ class Executor:
         now = time.monotonic()
         self._pace += 0.05 * (now - held.started - self._pace)
         self._let_go(held)
+        self._count_down(held.job.queue)
         self._settle(held.job, self._as_asked(held, outcome))
         self._fill()
         self.changed.set()
@@ -206,7 +207,6 @@ class Executor:
             self._board.end(held.place)
             held.place = None
         self.held.pop(held.job.id, None)
-        self._count_down(held.job.queue)
 
     def _count_down(self, queue: str) -> None:
         self.by_queue[queue] -= 1
@@ -223,7 +223,9 @@ class Executor:
         held.stopping = Why.TIMEOUT
         held.current.cancel_token.request()
         if held.place is not None:
-            self._board.relax(held.place)
+            # A body that blocks the loop while it cleans up must still be seen by who watches.
+            left = FOREVER if held.kill else time.monotonic() + self._settings.timeout_grace
+            self._board.extend(held.place, left)
         if held.kill is not None:
             held.kill()
             return
@@ -258,11 +260,13 @@ class Executor:
     def _give_slot_back(self, held: Held) -> None:
         if held.key in self.abandoned:
             self._given_back.add(held.key)
+            self._count_down(held.job.queue)
             self._fill()
             self.changed.set()
 
     def _free_abandoned(self, held: Held) -> None:
-        self.abandoned.pop(held.key, None)
+        if self.abandoned.pop(held.key, None) and held.key not in self._given_back:
+            self._count_down(held.job.queue)
         self._given_back.discard(held.key)
         self._fill()
         self.changed.set()
@@ -288,11 +292,14 @@ class Executor:
             self._press(held, now)
 
     def _press(self, held: Held, now: float) -> None:
-        """A token first, then an exception on the loop, then a kill."""
+        """A token first, then an exception on the loop, then a kill. A body that goes on after the
+        exception gets another, but not before it had the time to clean up.
+        """
         waited = now - (held.cancelled_at or now)
         if held.kill is not None and waited >= self._settings.cancel_kill_after:
             held.kill()
-        elif waited >= self._settings.cancel_raise_after:
+        elif waited >= self._settings.cancel_raise_after and now >= held.spared_until:
+            held.spared_until = now + self._settings.cancel_kill_after
             held.interrupt()
 
     def _cancel_backlog(self, job: str, attempt: int) -> None:
@@ -334,6 +341,7 @@ class Executor:
         self.release_backlog(why)
         for held in list(self.held.values()):
             self._let_go(held)
+            self._count_down(held.job.queue)
             if held.stopping is Why.TIMEOUT:
                 self._settle(held.job, TimedOut(self._limit_text(held)))
             else:

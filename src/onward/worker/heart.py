@@ -48,7 +48,7 @@ class Heart:
         began = time.monotonic()
         asked = dict(boards)
         try:
-            async with asyncio.timeout(self._lease):
+            async with asyncio.timeout(self._lease / 2):
                 alive = await self._database.arun(store.beat, list(asked), self._lease)
         except (DatabaseError, TimeoutError) as error:
             emit(_missed(error))

@@ -41,6 +41,7 @@ class Held:
         "kill",
         "place",
         "settled",
+        "spared_until",
         "started",
         "still",
         "stopping",
@@ -61,6 +62,7 @@ class Held:
         self.kill: Callable[[], None] | None = None
         self.stopping: Why | None = None
         self.cancelled_at: float | None = None
+        self.spared_until = 0.0
         self.settled = False
 
     @property

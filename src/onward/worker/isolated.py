@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import msgspec
 
 from onward.app import Onward
 from onward.current import Current
+from onward.errors import UnknownTask
 from onward.policy import Outcome, Rejected
 from onward.worker.body import error_text, run_async_body, run_body
 from onward.worker.isolation import LENGTH, Cancel, Order, Run, frame
@@ -33,6 +35,8 @@ def main() -> None:
     link = socket.socket(fileno=fd)
     try:
         app = load_app(os.environ["ONWARD_TARGET"])
+        for module in os.environ["ONWARD_MODULES"].split():
+            importlib.import_module(module)
         point_at(app, os.environ["ONWARD_OPTIONS"])
     except BaseException as error:
         _refuse(link, error)
@@ -74,7 +78,10 @@ class _Server:
             self._link.sendall(frame(self._run(self._orders.pop(0))))
 
     def _run(self, order: Run) -> Outcome:
-        task = self._app.find_task(order.job.task)
+        try:
+            task = self._app.find_task(order.job.task)
+        except UnknownTask as error:
+            return Rejected(error_text(error))
         self._current = Current(order.job)
         if not task.is_async:
             return run_body(task, order.job, self._current)
@@ -83,7 +90,10 @@ class _Server:
     async def _run_async(self, task: Any, order: Run, current: Current) -> Outcome:
         self._loop = asyncio.get_running_loop()
         self._body = asyncio.create_task(run_async_body(task, order.job, current))
-        return await self._body
+        try:
+            return await self._body
+        finally:
+            await self._app.database.close_loop()
 
     def _listen(self) -> None:
         while True:

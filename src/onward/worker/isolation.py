@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -114,11 +114,18 @@ class Isolation:
         target: where a new process finds the app; None: nowhere, then isolation is not possible.
         options: the database's URL and the app's options, as JSON; a process of its own may enqueue
             too.
+        modules: what to import besides, for the tasks that are written elsewhere than the app.
     """
 
-    def __init__(self, target: str | None, options: str = "{}") -> None:
+    def __init__(
+        self, target: str | None, options: str = "{}", modules: Sequence[str] = ()
+    ) -> None:
         self._target = target
-        self._options = options
+        self._environment = {
+            "ONWARD_TARGET": target or "",
+            "ONWARD_OPTIONS": options,
+            "ONWARD_MODULES": " ".join(modules),
+        }
         self._free: list[_Child] = []
         self._running: set[asyncio.Task[None]] = set()
 
@@ -145,7 +152,7 @@ class Isolation:
     async def _run(self, attempt: Isolated, job: Job, token: CancelToken) -> None:
         child: _Child | None = None
         try:
-            child = self._free.pop() if self._free else await self._start()
+            child = await self._free_child() or await self._start()
             attempt.process = child.process
             if attempt.killed:
                 child.process.kill()
@@ -160,6 +167,15 @@ class Isolation:
         else:
             self._free.append(child)
         attempt.end(outcome)
+
+    async def _free_child(self) -> _Child | None:
+        """A process that waits for an attempt. One that died or was killed meanwhile is no good."""
+        while self._free:
+            child = self._free.pop()
+            if child.process.poll() is None and not child.writer.is_closing():
+                return child
+            await child.end()
+        return None
 
     async def _outcome(self, child: _Child, token: CancelToken) -> Outcome:
         """Wait for the outcome, and pass a request to stop on."""
@@ -193,7 +209,7 @@ class Isolation:
             [sys.executable, "-m", "onward.worker.isolated", str(fd), str(os.getpid())],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"ONWARD_TARGET": self._target or "", "ONWARD_OPTIONS": self._options},
+            env=os.environ | self._environment,
             start_new_session=True,
         )
 

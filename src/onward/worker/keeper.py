@@ -152,8 +152,8 @@ class Keeper:
         self._pruned = now
 
     async def _prune_state(self, state: JobState, keep: float, end: float) -> bool:
-        """Step by step, with a pause after each, so that claims get their turn, and not beyond `end`;
-        returns whether all is gone.
+        """Step by step, with a pause after each, so that claims get their turn, and not beyond
+        `end`; returns whether all is gone.
         """
         step = self._settings.prune_step
         while time.monotonic() < end:
@@ -182,9 +182,19 @@ def decide_loss(job: Job, reason: str) -> Change:
 def hold_lock(path: str) -> int:
     """Take a lock that lasts as long as this process; children started by exec do not have it.
     Returns its descriptor.
+
+    Raises:
+        DatabaseError: there can be no such file.
     """
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise DatabaseError(
+            f"the lock file {path} cannot be made: {error.strerror}",
+            why="each worker holds one beside the database: that is how others see that it has died",
+            fix="let the worker's user write to that directory, and see that its disk has space",
+        ) from error
     return fd
 
 

@@ -3,7 +3,7 @@
 The claim goes on where the last one ended, because the entries before that place are dead weight
 while a long transaction holds back vacuum. What can land behind the place (late commits, retries,
 released and recovered jobs, rows that were locked) is found by a full look: after a short claim, on
-every wake-up, and at least every max(1 s, 20 x what a full look costs).
+every wake-up, and at least every max(1 s, 20 x what a full look costs), 3 s at most.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ START = (0.0, FIRST_ID)
 
 LEAST_GAP = 1.0
 COST_FACTOR = 20.0
+
+MOST_GAP = 3.0
+"""A look is never put off for longer, whatever it seems to cost: a busy machine or a blocked loop
+counts too.
+"""
 
 CHEAP = 0.025
 """A full look that takes less than so many seconds may be made whenever there is reason to."""
@@ -42,13 +47,17 @@ class Lanes:
     @property
     def gap(self) -> float:
         """The longest time between two full looks: a due job is claimed within it."""
-        return max(LEAST_GAP, COST_FACTOR * self._cost)
+        return max(LEAST_GAP, self._rest)
 
     def may_look(self, now: float) -> bool:
         """Whether a full look may be made now, so that expensive ones take a small share of the
         time.
         """
-        return self._cost < CHEAP or now - self._looked >= COST_FACTOR * self._cost
+        return self._cost < CHEAP or now - self._looked >= self._rest
+
+    @property
+    def _rest(self) -> float:
+        return min(COST_FACTOR * self._cost, MOST_GAP)
 
     def spoil(self) -> None:
         """Something may have landed behind the places."""

@@ -48,6 +48,12 @@ def target_of(app: Onward) -> str | None:
     return None
 
 
+def modules_of(app: Onward) -> list[str]:
+    """Where the tasks of this app are written: whoever imports the same has the same tasks."""
+    names = {task.function.__module__ for task in app.tasks.values()}
+    return sorted(names - {"__main__"})
+
+
 def app_options(app: Onward) -> str:
     """What a process of its own needs to open the same database, as JSON."""
     return msgspec.json.encode({"url": app.url, **app.options}).decode()

@@ -137,8 +137,15 @@ class Supervisor:
         """Run one worker process after another, until there is no need of a successor."""
         pause = 0.0
         while not self._stopping.is_set():
-            child = await WorkerProcess.start(self._orders)
+            try:
+                child = await WorkerProcess.start(self._orders)
+            except OSError as error:  # No memory, no process left: it may be better soon.
+                emit(_waiting(error))
+                pause = await self._pause_between(pause)
+                continue
             self._children.add(child)
+            if self._stopping.is_set():
+                child.terminate()
             try:
                 needed = await self._accompany(child)
             finally:
@@ -147,9 +154,14 @@ class Supervisor:
             if not needed:
                 return
             lived = time.monotonic() - child.started
-            pause = 0.0 if lived > QUICK_DEATH else min(max(0.2, pause * 2), LONGEST_PAUSE)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause or 0.01)
+            pause = 0.0 if lived > QUICK_DEATH else await self._pause_between(pause)
+
+    async def _pause_between(self, last: float) -> float:
+        """Wait before the next process, longer each time that one ends quickly."""
+        pause = min(max(0.2, last * 2), LONGEST_PAUSE)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), pause)
+        return pause
 
     async def _accompany(self, child: WorkerProcess) -> bool:
         """From hello to exit; returns whether a successor is needed."""
@@ -168,7 +180,8 @@ class Supervisor:
             self._heart.boards.pop(child.worker, None)
         if child.board.stopped:
             remove_lock(child.lock_path)
-            return status != 0 and not self._stopping.is_set()
+            empty = status == 0 and self._orders.until_empty
+            return not empty and not self._stopping.is_set()
         await self._take_back(child, status)
         return True
 

@@ -165,7 +165,7 @@ class Worker:
         return self._silent > 0 and await self._declared_lost()
 
     async def _declared_lost(self) -> bool:
-        """Nobody has renewed the lease for long: whoever should may stand still. Ask the database."""
+        """Nobody has renewed the lease for long; whoever should may be frozen. Ask the database."""
         try:
             leases = await self._database.aread(store.leases)
         except DatabaseError:

@@ -21,9 +21,9 @@ WITH old AS (
         ORDER BY finished_at, id LIMIT :limit FOR UPDATE SKIP LOCKED))
     RETURNING id
 ), history AS (
-    DELETE FROM onward.attempt USING old WHERE job = old.id
+    DELETE FROM onward.attempt WHERE job = ANY(ARRAY(SELECT id FROM old))
 ), refused AS (
-    DELETE FROM onward.refusal USING old WHERE job = old.id
+    DELETE FROM onward.refusal WHERE job = ANY(ARRAY(SELECT id FROM old))
 )
 SELECT CAST(id AS text) FROM old
 

@@ -1,0 +1,175 @@
+"""What every connection to PostgreSQL has in common: options, deadlines, what its errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
+
+from onward.errors import DatabaseUnavailable
+from onward.job import NewJob
+from onward.store.coalesce import AsyncCoalescer
+from onward.store.database import Again, Duplicate, Refused
+from onward.store.migrate import check_version
+
+if TYPE_CHECKING:
+    from onward.store.postgres import PostgresDatabase
+
+MOST_CONNECTIONS = 8
+"""Connections of one process's callers at most, sync and async each; a worker process adds one that
+listens.
+"""
+
+TRANSACTION_SECONDS = 8
+"""How long the server keeps an open transaction whose client has gone silent. Below the lease."""
+
+ANSWER_SECONDS = 15.0
+"""How long a loop waits for an operation's answer before it takes the connection for dead."""
+
+FRESH_SECONDS = 1.0
+"""An idle connection of a loop that was used so recently is trusted; another is asked first."""
+
+ASK_SECONDS = 2.0
+"""How long an idle connection may take to say that it lives."""
+
+DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+    "application_name": "onward",
+}
+
+AGAIN = (errors.SerializationFailure, errors.DeadlockDetected, Again)
+REFUSED = (
+    psycopg.IntegrityError,
+    psycopg.DataError,
+    # To psycopg an operational error; it means a name too long for an index.
+    errors.ProgramLimitExceeded,
+)
+MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction)
+
+
+LIMIT = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}s'".encode()
+ISOLATION = b"SHOW default_transaction_isolation"
+
+
+@contextlib.contextmanager
+def translated(database: PostgresDatabase) -> Generator[None]:
+    """A driver's errors as the port's."""
+    try:
+        yield
+    except AGAIN:
+        raise
+    except MISSING as error:
+        database.forget_schema()
+        check_version(database.shown_url, "postgres", 0)
+        raise DatabaseUnavailable(str(error)) from error
+    except errors.UniqueViolation as error:
+        raise Duplicate(f"{database.shown_url}: {first_line(error)}") from error
+    except REFUSED as error:
+        raise Refused(f"{database.shown_url} refuses the write: {first_line(error)}") from error
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise DatabaseUnavailable(
+            f"{database.shown_url} cannot be reached: {first_line(error)}",
+            why="the server is down, restarting, out of connections, or the network is cut",
+            fix="check that the server answers: psql, pg_isready; Onward goes on when it is back",
+        ) from error
+    except psycopg.Error as error:
+        # A standby, a missing privilege, a session that was ended: no fault of the data, so it
+        # is not refused.
+        raise DatabaseUnavailable(
+            f"{database.shown_url} cannot be used: {first_line(error)}",
+            why=f"PostgreSQL answers {type(error).__name__}",
+            fix="see PostgreSQL's log; Onward goes on when the cause is gone",
+        ) from error
+
+
+class AsyncSide:
+    """The connections of one event loop: they cannot be shared with another."""
+
+    def __init__(self, write: Callable[[Sequence[NewJob]], Any]) -> None:
+        self.idle: list[tuple[float, psycopg.AsyncConnection]] = []
+        self.slots = asyncio.Semaphore(MOST_CONNECTIONS)
+        self.coalescer: AsyncCoalescer[NewJob] = AsyncCoalescer(write)
+
+    async def take(self) -> psycopg.AsyncConnection | None:
+        """The idle connection that was used last, if there is one that lives. What lies between us
+        and the server may have dropped it without a word while it was idle.
+        """
+        while found := popped(self.idle):
+            used, connection = found
+            if time.monotonic() - used < FRESH_SECONDS or await lives(connection):
+                return connection
+            await connection.close()
+        return None
+
+    def give(self, connection: psycopg.AsyncConnection) -> None:
+        """It is idle again."""
+        self.idle.append((time.monotonic(), connection))
+
+
+async def lives(connection: psycopg.AsyncConnection) -> bool:
+    """Whether a connection answers, and soon."""
+    try:
+        with deadline(connection, ASK_SECONDS):
+            await connection.execute("")
+    except psycopg.Error:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def deadline(connection: psycopg.AsyncConnection, seconds: float) -> Generator[None]:
+    """Break the connection if the block lasts longer: whoever waits for its answer gets an error at
+    once, where a cancellation would wait for the server's word first.
+    """
+    timer = asyncio.get_running_loop().call_later(seconds, sever, connection)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def sever(connection: psycopg.AsyncConnection) -> None:
+    """End the connection's traffic under it, as a reset would."""
+    with (
+        contextlib.suppress(OSError, psycopg.Error),
+        socket.socket(fileno=os.dup(connection.fileno())) as line,
+    ):
+        line.shutdown(socket.SHUT_RDWR)
+
+
+C = TypeVar("C")
+
+
+def popped(idle: list[C]) -> C | None:
+    """An idle connection, if there is one; in one step, because other threads take them too."""
+    try:
+        return idle.pop()
+    except IndexError:
+        return None
+
+
+def options(url: str) -> dict[str, Any]:
+    """Our connection defaults, where the URL does not set its own."""
+    given = conninfo_to_dict(url)
+    return {name: value for name, value in DEFAULTS.items() if name not in given}
+
+
+def pause(repeat: int) -> float:
+    return min(0.001 * 2.0**repeat, 0.1)
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

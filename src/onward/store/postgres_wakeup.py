@@ -1,0 +1,63 @@
+"""Hints from PostgreSQL: LISTEN, on a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import sql
+
+from onward.store.postgres_link import options
+
+if TYPE_CHECKING:
+    from onward.store.postgres import PostgresDatabase
+
+PING_SECONDS = 15.0
+"""How often a silent LISTEN connection is asked whether it still lives."""
+
+
+class PostgresWakeup:
+    """LISTEN on a connection of its own. When it is lost it is opened anew, and that counts as a
+    hint.
+    """
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._connection: psycopg.AsyncConnection | None = None
+
+    async def wait(self, timeout: float) -> bool:
+        try:
+            if self._connection is None:
+                await self._listen()
+                return True
+            return await self._heard(self._connection, min(timeout, PING_SECONDS))
+        except (psycopg.Error, OSError):
+            await self.close()
+            await asyncio.sleep(min(timeout, 1.0))
+            return False
+
+    async def _heard(self, connection: psycopg.AsyncConnection, timeout: float) -> bool:
+        async with contextlib.aclosing(connection.notifies(timeout=timeout, stop_after=1)) as heard:
+            async for _ in heard:
+                return True
+        async with asyncio.timeout(5):
+            await connection.execute("SELECT 1")
+        return False
+
+    async def _listen(self) -> None:
+        database = self._database
+        connection = await psycopg.AsyncConnection.connect(
+            database.listen_url,
+            autocommit=True,
+            **options(database.listen_url),
+        )
+        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(database.channel)))
+        self._connection = connection
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(Exception):
+                await self._connection.close()
+            self._connection = None
