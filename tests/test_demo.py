@@ -8,17 +8,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
-import psycopg
 import pytest
 from msgspec.structs import replace
 
-from onward import Onward
+from onward import JobState, Onward
 from onward.demo import check, files, report, scene, tour
 from onward.demo.check import compare
 from onward.demo.files import Sight, choose
@@ -63,8 +62,8 @@ def test_it_runs_kills_recovers_checks_and_leaves_nothing_behind(tmp_path: Path)
     assert 0 < dead <= files.STRANGERS
     assert recovered > 0
     assert re.search(r"^kill +kill -9 \d+", done.stdout, re.MULTILINE)
-    assert "attempt 1 lost (signal SIGKILL); attempt 2 succeeded" in done.stdout
-    assert "attempt 1, 2, 3 failed (UnicodeDecodeError)" in done.stdout
+    assert "attempt 1 lost (signal SIGKILL); attempt 2" in done.stdout
+    assert "failed (UnicodeDecodeError)" in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
@@ -79,7 +78,7 @@ def test_on_a_server_it_makes_the_tables_and_touches_nobody_elses_jobs(
     )
     assert first.returncode == 0, first.stdout + first.stderr
     assert "schema    made: 0001_jobs" in first.stdout
-    job = other.task(len).enqueue([1])  # type: ignore[arg-type]
+    job = other.task(name="nothing")(lambda: None).enqueue()
     doomed = leave_dead(other, postgres_database)
     second = run(
         "--files", "5", "--processes", "1", "--database", postgres_database, folder=tmp_path
@@ -89,7 +88,6 @@ def test_on_a_server_it_makes_the_tables_and_touches_nobody_elses_jobs(
     assert job.refresh().state == "queued"
     assert other.get(doomed).state == "dead"
     assert other.counts()["dead"] == 1  # its own are discarded
-    assert "kept" not in second.stdout
     other.close()
 
 
@@ -109,7 +107,7 @@ def test_a_terminal_gets_a_bar_and_colours(tmp_path: Path) -> None:
     screen = in_terminal([*COMMAND, "--files", "5", "--processes", "1"], env)
     assert "━" in screen
     assert "\x1b[32m✓" in screen
-    assert "33 enqueued" in screen
+    assert re.search(r"\d+ enqueued, .* 0 in limbo", screen)
 
 
 def in_terminal(command: Sequence[str], env: dict[str, str]) -> str:
@@ -131,19 +129,16 @@ def read(fd: int) -> bytes:
 
 
 def test_a_signal_ends_the_workers_too(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "--files", "300"],
-        env=QUIET | {"TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("kill"):
-            break
-    process.terminate()
-    process.stdout.read()
-    assert process.wait(60) == 128 + signal.SIGTERM
+    env = QUIET | {"TMPDIR": str(tmp_path)}
+    command = [*COMMAND, "--files", "300"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("kill"):
+                break
+        process.terminate()
+        process.stdout.read()
+        assert process.wait(60) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
     assert not processes_of(process.pid)
 
@@ -168,9 +163,9 @@ def test_workers_that_cannot_start_are_told_of(
     monkeypatch.setattr("onward.demo.crew.TARGET", "onward.demo.tasks:nothing")
     assert tour.run(files=3, processes=1) == 1
     said = capsys.readouterr().out
-    assert "✗ 13 jobs have not ended" in said
+    assert re.search(r"^✗ \d+ jobs have not ended", said, re.MULTILINE)
     assert "is no Onward app" in said
-    assert "✗ 13 enqueued, 0 succeeded" in said
+    assert re.search(r"^✗ \d+ enqueued, 0 succeeded", said, re.MULTILINE)
 
 
 def test_jobs_that_go_nowhere_are_given_up(
@@ -252,29 +247,28 @@ def test_a_wrong_result_is_noticed(
     app, _, path = played
     lines = all_lines(app)
     id = next(line.id for line in lines if line.task == task and line.state == "succeeded")
-    connection = apsw.Connection(str(path))
-    (before,) = connection.execute(
-        "SELECT result FROM onward_finished WHERE id = ?", (id,)
-    ).fetchone()
-    trigger = take_trigger_away(connection)
-    change = "UPDATE onward_finished SET result = ? WHERE id = ?"
-    connection.execute(change, (wrong, id))
-    try:
-        (problem,) = problems(played, lines)
-    finally:
-        connection.execute(change, (before, id))
-        connection.execute(trigger)
-        connection.close()
-    assert task in problem or "watched" in problem
+    with past_the_trigger(path) as connection:
+        find = "SELECT result FROM onward_finished WHERE id = ?"
+        change = "UPDATE onward_finished SET result = ? WHERE id = ?"
+        ((before,),) = connection.execute(find, (id,))
+        connection.execute(change, (wrong, id))
+        try:
+            (problem,) = problems(played, lines)
+        finally:
+            connection.execute(change, (before, id))
+    assert task in problem
 
 
-def take_trigger_away(connection: apsw.Connection) -> str:
-    """Have finished rows changed; returns the statement that makes the trigger again."""
+@contextmanager
+def past_the_trigger(path: Path) -> Generator[Any]:
+    """A connection that may change finished rows, which a trigger forbids."""
     name = "onward_finished_is_final"
-    find = "SELECT sql FROM sqlite_schema WHERE name = ?"
-    (text,) = connection.execute(find, (name,)).fetchone()
-    connection.execute(f"DROP TRIGGER {name}")
-    return str(text)
+    with closing(apsw.Connection(str(path))) as opened:
+        connection: Any = opened
+        ((trigger,),) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,))
+        connection.execute(f"DROP TRIGGER {name}")
+        yield connection
+        connection.execute(trigger)
 
 
 def test_a_file_that_changed_meanwhile_is_left_out(
@@ -330,10 +324,12 @@ def test_a_sound_outcome_has_no_crosses(outcome: Outcome) -> None:
 def test_each_thing_that_is_off_has_its_cross(outcome: Outcome) -> None:
     first = outcome.lines[0]
     rest = outcome.lines[1:]
-    queued = replace(first, state="queued")
-    dead = replace(first, state="dead", task="pack")
+    queued = replace(first, state=JobState.QUEUED)
+    dead = replace(first, state=JobState.DEAD, task="pack")
     assert crosses(replace(outcome, lines=[queued, *rest])) != []
     assert crosses(replace(outcome, lines=[dead, *rest])) != []
+    stuck = [replace(line, losses=line.attempt) for line in outcome.lines]
+    assert any("taken back" in text for text in crosses(replace(outcome, lines=stuck)))
     never = [replace(line, losses=0) for line in outcome.lines]
     assert any("0 jobs taken back" in text for text in crosses(replace(outcome, lines=never)))
     assert any("stopped in order" in text for text in crosses(replace(outcome, status=1)))

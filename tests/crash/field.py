@@ -40,7 +40,10 @@ def live(app: Onward) -> int:
 
 def wait_until_over(app: Onward, seconds: float = 30.0) -> None:
     """Wait until nothing is left to do."""
-    wait_until(lambda: live(app) == 0, seconds, every=0.05, what=f"all over: {app.counts()}")
+    end = time.monotonic() + seconds
+    while live(app):
+        assert time.monotonic() < end, f"not over within {seconds:g} s: {app.counts()}"
+        time.sleep(0.05)
 
 
 def wait_for_state(app: Onward, id_: str, state: str, seconds: float = 15.0) -> None:

@@ -34,16 +34,17 @@ def test_a_blocked_process_keeps_its_lease(
     lease: float,
     leases: float,
 ) -> None:
-    """A body blocks the loop, or C code holds the interpreter, for several leases: it runs once, and
-    no two renewals in the database are more than half a lease apart.
+    """A body blocks the loop, or C code holds the interpreter, for several leases: it runs once,
+    and no two renewals in the database are more than half a lease apart.
     """
     app = open_app(lease=lease, beat=lease / 3, sweep=lease / 5)
-    with running(database_url, processes=2, ledger=ledger):
-        with sampled(lambda: beats(app.database)) as seen:
-            ids = enqueue(
-                app, [blocker.call(lease * leases), *(tasks.nap.call(0.2) for _ in range(6))]
-            )
-            wait_until_over(app, 60)
+    with (
+        running(database_url, processes=2, ledger=ledger),
+        sampled(lambda: beats(app.database)) as seen,
+    ):
+        ids = enqueue(app, [blocker.call(lease * leases)])
+        ids += enqueue(app, (tasks.nap.call(0.2) for _ in range(6)))
+        wait_until_over(app, 60)
     found = history.check(app.database, ledger, ids)
     assert history.states(found) == {"succeeded": len(ids)}
     assert all(history.outcomes(found, id_) == ["succeeded"] for id_ in ids)
@@ -55,9 +56,9 @@ def test_a_long_job_is_not_taken_for_a_lost_one(
     open_app: Open, database_url: str, ledger: Ledger
 ) -> None:
     """Nobody judges by age: a job may run for many leases, sweeps and prunings."""
-    app = open_app(lease=0.9, beat=0.3, sweep=0.1, prune_every=0.2)
+    app = open_app(lease=0.9, beat=0.2, sweep=0.1, prune_every=0.2)
     with running(database_url, processes=2, ledger=ledger):
-        ids = enqueue(app, [tasks.nap.call(6.0), tasks.block.call(6.0)])
+        ids = enqueue(app, [tasks.nap.call(4.0), tasks.block.call(4.0)])
         wait_until_over(app, 30)
     found = history.check(app.database, ledger, ids)
     assert all(history.outcomes(found, id_) == ["succeeded"] for id_ in ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -96,7 +97,7 @@ def test_a_worker_is_declared_lost_once(app: Onward, second: Database) -> None:
     (lease,) = [lease for lease in app.database.read(store.leases) if lease.worker == worker]
     assert not app.database.run(store.lose, worker, "not yet over", lease.until)
     app.database.run(store.beat, [worker], -7200.0)  # A renewal never shortens a lease.
-    assert app.database.read(store.leases) == [lease]
+    assert [found.until for found in app.database.read(store.leases)] == [lease.until]
     answers = [database.run(store.lose, worker, "proven") for database in (app.database, second)]
     assert answers == [True, False]
     assert app.database.run(store.beat, [worker], 60.0) == set()
@@ -113,8 +114,8 @@ def test_a_renewal_between_look_and_act_saves_the_worker(app: Onward) -> None:
 
 
 def test_a_keeper_is_patient_on_its_own_clock(app: Onward) -> None:
-    """The database's clock says that a lease is over; the keeper wants to have seen it unchanged for
-    as long as a lease lasts, so that a step of that clock declares nobody lost.
+    """The database's clock says that a lease is over; the keeper wants to have seen it unchanged
+    for as long as a lease lasts, so that a step of that clock declares nobody lost.
     """
     keeper = Keeper(app.database, Settings(lease=15.0, beat=5.0, sweep=2.0), lambda: ["mine"])
     lease = Lease("w", 100.0, True, None)
@@ -126,6 +127,36 @@ def test_a_keeper_is_patient_on_its_own_clock(app: Onward) -> None:
     assert keeper.vanished([renewed], now=80.0) == []
     assert keeper.vanished([Lease("mine", 1.0, True, None)], now=90.0) == []
     assert keeper.vanished([Lease("mine", 1.0, True, None)], now=900.0) == []
+
+
+def test_a_long_pruning_does_not_hold_up_a_sweep(app: Onward, lost: tuple[str, Job]) -> None:
+    """A keeper with very much to prune looks for vanished workers in between, as often as ever."""
+    _, job = lost
+    slow = Keeper(
+        app.database,
+        Settings(sweep=0.2, prune_every=0.1, prune_step=1, keep_succeeded=0.0),
+        lambda: (),
+    )
+    assert app.database.run(store.sweep, decide_loss)
+    for id_ in enqueue(app, (tasks.aecho.call(number) for number in range(150))):
+        by_hand.succeed(app, id_)
+    again = by_hand.claim(app, job.id)
+
+    async def keep() -> tuple[float, int]:
+        running = asyncio.create_task(slow.run())
+        await asyncio.sleep(0.3)
+        await app.database.arun(store.lose, again.worker or "", "for the test")
+        began = time.monotonic()
+        while (await app.database.aread(store.get, job.id)).state == JobState.RUNNING:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        took, left = time.monotonic() - began, (await app.acounts())["succeeded"]
+        running.cancel()
+        await app.database.close_loop()
+        return took, left
+
+    took, left = asyncio.run(keep())
+    assert took < 1.5
+    assert left > 50, "too tame: pruning was over before the sweep"
 
 
 def test_a_claim_that_committed_under_a_lost_worker_is_found_by_the_next_sweep(
@@ -149,7 +180,7 @@ def test_a_claim_that_committed_under_a_lost_worker_is_found_by_the_next_sweep(
     if isinstance(app.database, PostgresDatabase):
         text = psycopg_text("claim", "onward")
         with psycopg.connect(app.database.url) as connection:
-            assert len(connection.execute(text.encode(), claim).fetchall()) == 1
+            assert len(connection.execute(text, claim).fetchall()) == 1
             assert app.database.run(store.lose, worker, "for the test")
             assert app.database.run(store.sweep, decide_loss) == []
             connection.commit()

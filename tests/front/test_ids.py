@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
-import threading
+import signal
+import subprocess
+import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +16,12 @@ import pytest
 
 from onward import (
     Onward,
+    ids,
 )
 from onward.errors import IdConflict
 from onward.ids import new_id
-from onward.task import AsyncTask, SyncTask
-from tests.front.shop import Address, total
+from onward.task import SyncTask
+from tests.front.shop import total
 from tests.support import by_hand
 
 
@@ -33,14 +37,12 @@ def test_the_same_call_with_the_same_id_is_one_job(app: Onward, send: SyncTask[.
 
 @pytest.mark.parametrize("other", ["arguments", "task"])
 def test_the_same_id_for_another_call_is_a_conflict(
-    app: Onward, send: SyncTask[..., int], ship: AsyncTask[..., str], other: str
+    app: Onward, send: SyncTask[..., int], other: str
 ) -> None:
     key = uuid.uuid4()
     send.using(id=key).enqueue("x")
-    calls = {
-        "arguments": send.using(id=key).call("y"),
-        "task": ship.using(id=key).call(1, Address("a", "b")),
-    }
+    post = app.task(name="shop.post")(send.function)
+    calls = {"arguments": send.using(id=key).call("y"), "task": post.using(id=key).call("x")}
     with pytest.raises(IdConflict, match=str(key)) as refused:
         app.enqueue_many([calls[other]])
     assert "shop.send" in refused.value.what
@@ -97,6 +99,25 @@ def test_many_at_once_with_one_id_are_one_job(app: Onward, send: SyncTask[..., i
     assert len(set(jobs)) == total(app) == 1
 
 
+def test_a_call_is_one_job_so_it_cannot_be_enqueued_twice(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    call = send.call(1)
+    app.enqueue_many([call])
+    for calls in ([call], [send.call(2), call], [send.call(3)] * 2):
+        with pytest.raises(IdConflict, match="enqueued already") as refused:
+            app.enqueue_many(calls)
+        assert "a call for each job" in refused.value.fix
+
+    async def scene() -> None:
+        with pytest.raises(IdConflict):
+            await app.aenqueue_many([call])
+        await app.aclose()
+
+    asyncio.run(scene())
+    assert total(app) == 1
+
+
 def test_ids_strictly_rise_and_are_uuids_of_version_seven() -> None:
     before = time.time_ns() // 1_000_000
     ids = [new_id() for _ in range(20_000)]
@@ -113,10 +134,13 @@ def test_ids_rise_even_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch)
     assert first < new_id() < new_id()
 
 
-def test_ids_are_unique_across_threads_and_forks() -> None:
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_ids_are_unique_across_threads_and_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With the clock stopped, only chance tells the ids of one process from those of another.
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
     with ThreadPoolExecutor(8) as pool:
         made = pool.map(lambda _: [new_id() for _ in range(2_000)], range(8))
-        ids = list(itertools.chain.from_iterable(made))
+        found = list(itertools.chain.from_iterable(made))
     read, write = os.pipe()
     for _ in range(3):
         child = os.fork()
@@ -127,22 +151,56 @@ def test_ids_are_unique_across_threads_and_forks() -> None:
     os.close(write)
     with os.fdopen(read) as pipe:
         text = pipe.read()
-    ids += [text[start : start + 36] for start in range(0, len(text), 36)]
-    ids += [new_id() for _ in range(500)]
-    assert len(ids) == len(set(ids)) == 8 * 2_000 + 3 * 500 + 500
+    found += [text[start : start + 36] for start in range(0, len(text), 36)]
+    found += [new_id() for _ in range(500)]
+    assert len(found) == len(set(found)) == 8 * 2_000 + 3 * 500 + 500
 
 
-def test_a_child_forked_while_ids_are_made_can_make_its_own() -> None:
-    stop = threading.Event()
-    busy = threading.Thread(target=lambda: [new_id() for _ in iter(stop.is_set, True)])
-    busy.start()
-    try:
-        for _ in range(30):
-            child = os.fork()
-            if child == 0:
-                new_id()
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
-    finally:
-        stop.set()
-        busy.join()
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_while_an_id_is_made_can_make_its_own() -> None:
+    with ids._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)  # Ends it, if it waits for a lock that nobody in it holds.
+            new_id()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+REPEATED = """
+import sys
+from onward import Onward
+
+app = Onward(sys.argv[1])
+
+@app.task(name="shop.tag")
+def tag(names: set[str], marks: dict[str, int]) -> None: ...
+
+marks = {"a": 1, "b": 2} if sys.argv[3] == "1" else {"b": 2, "a": 1}
+tag.using(id=sys.argv[2]).enqueue({"x", "y", "z", "w"}, marks)
+app.close()
+"""
+
+
+def test_the_order_of_a_set_or_a_mapping_makes_no_other_call(app: Onward) -> None:
+    key = str(uuid.uuid4())
+    for seed in ("1", "2", "3"):
+        done = subprocess.run(
+            [sys.executable, "-c", REPEATED, app.url, key, seed],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert total(app) == 1
+
+
+def test_equal_numbers_of_other_types_are_other_arguments(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    task = send.using(id=uuid.uuid4())
+    task.enqueue(1)
+    for other in (True, 1.0, "1", [1]):
+        with pytest.raises(IdConflict):
+            task.enqueue(other)

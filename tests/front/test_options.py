@@ -336,8 +336,8 @@ def test_a_delay_counts_from_the_databases_now(
 
 
 def test_of_two_times_the_last_one_counts(app: Onward, send: SyncTask[..., int]) -> None:
-    moment = datetime(2040, 1, 1, tzinfo=UTC)
-    later = send.using(run_after=timedelta(days=3000)).using(run_after=moment)
-    assert app.get(later.enqueue().id).run_at < moment + timedelta(seconds=1)
-    sooner = send.using(run_after=moment).using(run_after=0)
-    assert app.get(sooner.enqueue().id).run_at < moment
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    sooner = send.using(run_after=timedelta(days=10)).using(run_after=tomorrow)
+    assert app.get(sooner.enqueue().id).run_at == tomorrow
+    now = app.get(send.using(run_after=tomorrow).using(run_after=0).enqueue().id)
+    assert now.run_at == now.created_at

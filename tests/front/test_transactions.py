@@ -575,11 +575,15 @@ def test_another_file_is_refused_by_name(file_shop: Shop, tmp_path: Path, place:
         assert str(tmp_path / "onward.db") in str(refused(file_shop, connection))
 
 
-def test_the_same_file_by_another_path_is_the_same_file(file_shop: Shop, tmp_path: Path) -> None:
-    (tmp_path / "link.db").symlink_to(tmp_path / "onward.db")
-    with closing(apsw.Connection(str(tmp_path / "link.db"))) as connection:
-        file_shop.send.using(connection=connection).enqueue(1)
-    assert file_shop.queued() == 1
+def test_the_same_file_by_another_path_is_the_same_file(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    shop = Shop(Onward(f"sqlite:///{tmp_path}/link/onward.db"), "")
+    shop.app.counts()
+    with closing(apsw.Connection(str(tmp_path / "data" / "onward.db"))) as connection:
+        shop.send.using(connection=connection).enqueue(1)
+    assert shop.queued() == 1
+    shop.app.close()
 
 
 def test_a_connection_to_the_other_kind_of_database_is_refused(

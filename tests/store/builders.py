@@ -200,19 +200,19 @@ class Hand:
     def __init__(self, database: Database) -> None:
         self.dialect = database.dialect
         self.clock = "unixepoch('now')" if self.dialect == "sqlite" else "now()"
-        self._connection: Any
+        self.connection: Any
         if isinstance(database, PostgresDatabase):
-            self._connection = psycopg.connect(database.url, autocommit=True)
+            self.connection = psycopg.connect(database.url, autocommit=True)
         else:
             assert isinstance(database, SqliteDatabase)
-            self._connection = _sqlite(database)
+            self.connection = _sqlite(database)
 
     def sql(self, text: str, **values: Any) -> list[tuple[Any, ...]]:
         """Run one statement; returns its rows, if it has any."""
         if self.dialect == "sqlite":
-            cursor = self._connection.execute(text.replace("onward.", "onward_"), values)
+            cursor = self.connection.execute(text.replace("onward.", "onward_"), values)
             return cast(list[tuple[Any, ...]], cursor.fetchall())
-        cursor = self._connection.execute(
+        cursor = self.connection.execute(
             re.sub(r"(?<![:\w]):([a-z_]+)", r"%(\1)s", text.replace("%", "%%")), values
         )
         return cursor.fetchall() if cursor.description else []
@@ -227,7 +227,7 @@ class Hand:
             self.sql("ROLLBACK")
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
 
 def _sqlite(database: SqliteDatabase) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -140,6 +141,17 @@ def test_callers_behind_more_rows_than_one_write_takes_are_served(gather: Gather
     assert max(len(batch) for batch in writer.batches) <= most
 
 
+def test_whoever_gets_the_lock_first_writes_until_its_own_rows_are_written() -> None:
+    """The lock is given in no particular order: another's full batch may stand before ours, and be all that fits."""
+    writer = Writer()
+    coalescer: Coalescer[int] = Coalescer(writer)
+    before: Future[None] = Future()
+    coalescer._waiting.append((list(range(coalesce.MOST_PER_WRITE)), before))
+    coalescer.write([1])
+    assert before.done()
+    assert writer.batches[1:] == [[1]]
+
+
 def test_a_call_with_more_rows_than_one_write_takes_is_written_whole(gather: Gather) -> None:
     """The bound is for sharing; a single large call stays one write."""
     writer = Writer()
@@ -241,11 +253,13 @@ def held(database: Database) -> Iterator[Callable[[], None]]:
         dba.sql("BEGIN IMMEDIATE" if dba.dialect == "sqlite" else "BEGIN")
         if dba.dialect == "postgres":
             dba.sql("LOCK TABLE onward.job IN EXCLUSIVE MODE")
-        yield lambda: dba.sql("COMMIT") and None
-        try:
+
+        def release() -> None:
+            dba.sql("COMMIT")
+
+        yield release
+        with contextlib.suppress(*DATABASE_ERRORS):
             dba.sql("ROLLBACK")
-        except DATABASE_ERRORS:
-            pass
 
 
 def a_batch(database: Database) -> tuple[list[list[NewJob]], dict[int, type[Exception]]]:
@@ -442,12 +456,14 @@ def test_closing_while_others_write_loses_nothing_and_hangs_nobody(
             sqlite.enqueue([job])
             written.append(job.id)
 
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(write) for _ in range(4)]
-        for _ in range(20):
-            sqlite.close()
-        stop.set()
-        for future in futures:
-            future.result(10)
+    threads = [threading.Thread(target=write, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        sqlite.close()
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
     assert sqlite.read(store.counts)["queued"] == len(written)
     assert written

@@ -140,6 +140,17 @@ def isolated_spin(seconds: float) -> str:
     return "tired"
 
 
+@app.task(backoff=SOON, isolation="process")
+def isolated_watch(seconds: float) -> str:
+    """Waits in a process of its own, and stops when asked to."""
+    with noted():
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            current().cancel_token.wait(min(left, 1.0))
+            current().check()
+    return "rested"
+
+
 @app.task(backoff=SOON)
 async def nap_once(seconds: float) -> str:
     """Waits in its first attempt, which is to be lost or given back; later ones return at once."""
@@ -165,6 +176,34 @@ async def block_loop_once(seconds: float) -> str:
         if current().attempt == 1:
             time.sleep(seconds)  # noqa: ASYNC251
     return "rested"
+
+
+@app.task(backoff=SOON)
+async def nap_with_cleanup(seconds: float, cleanup: float) -> None:
+    """Waits on the loop; when it is interrupted, it awaits something before it ends."""
+    with noted():
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.sleep(cleanup)
+            note("clean")
+
+
+@app.task(backoff=SOON)
+async def fail_when_interrupted(seconds: float) -> None:
+    """Makes an error of its own of an interruption."""
+    with noted():
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            raise RuntimeError("I was interrupted") from None
+
+
+@app.task(backoff=SOON)
+async def nap_in_default_executor(seconds: float) -> None:
+    """Has a thread of the loop's own executor wait, which nobody can interrupt."""
+    with noted():
+        await asyncio.to_thread(time.sleep, seconds)
 
 
 @app.task(backoff=SOON)

@@ -1,4 +1,4 @@
-"""Apps for the tests of workers. After every test, what must always hold is asked of the database."""
+"""Apps for the tests of workers. After every test the database is asked what must always hold."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.support.workers import QUICK, opened
 
 
 @pytest.fixture
-def app(database_url: str) -> Iterator[Onward]:
+def app(quick_database_url: str) -> Iterator[Onward]:
     """A fresh app without tasks, for workers embedded in this process."""
-    app = Onward(database_url, settings=Settings(**QUICK))
+    app = Onward(quick_database_url, settings=Settings(**QUICK))
     app.database.migrate()
     try:
         yield app
@@ -27,10 +27,10 @@ def app(database_url: str) -> Iterator[Onward]:
 
 
 @pytest.fixture
-def shop(database_url: str) -> Iterator[Onward]:
+def shop(quick_database_url: str) -> Iterator[Onward]:
     """The app of `tests/support/tasks.py`, for real worker processes."""
     try:
-        yield opened(database_url)
+        yield opened(quick_database_url)
         check_promises(tasks.app)
     finally:
         tasks.app.close()

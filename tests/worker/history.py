@@ -31,7 +31,7 @@ def last_error(job: Handle[Any]) -> ErrorText:
 
 
 def pauses(job: Handle[Any]) -> list[float]:
-    """Seconds between the end of each attempt and the start of the next, on the database's clock."""
+    """Seconds from the end of each attempt to the start of the next, on the database's clock."""
     past = job.attempts()
     starts = [attempt.started_at for attempt in past[1:]]
     return [

@@ -1,4 +1,4 @@
-"""What a body is given and what it gives back, seen from the worker: nothing leaves a job in limbo."""
+"""What a body is given and what it gives back: nothing of it leaves a job in limbo."""
 
 from __future__ import annotations
 

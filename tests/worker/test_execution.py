@@ -80,7 +80,7 @@ def test_a_worker_runs_as_many_at_once_as_it_has_slots(app: Onward, kind: str) -
 
 
 def test_a_queue_has_no_more_at_once_than_its_own_limit(shop: Onward, ledger: Ledger) -> None:
-    """With `mail:1` and four slots, mails run one after another while other jobs run beside them."""
+    """With `mail:1` and four slots, mails run one by one while other jobs run beside them."""
     mails = [tasks.nap.using(queue="mail").enqueue(0.1) for _ in range(4)]
     others = [tasks.nap.using(queue="other").enqueue(0.1) for _ in range(6)]
     queues = [("mail", 1), ("other", None)]
@@ -109,10 +109,10 @@ def test_an_empty_result_is_a_result(app: Onward, value: Any) -> None:
 def test_functions_without_annotations_work(app: Onward) -> None:
     """Arguments arrive as the JSON values that they are."""
 
-    @app.task
-    def add(x, y=2, *, z=3):  # type: ignore[no-untyped-def]
-        return [x, y, z]
+    def plain(x, y=2, *, z=3):  # type: ignore[no-untyped-def]
+        return [x, y, z]  # pyright: ignore[reportUnknownVariableType]
 
+    add: Any = app.task(plain)  # type: ignore[no-untyped-call,unused-ignore]
     with app.worker():
         assert add.enqueue(1).wait(10) == [1, 2, 3]
         assert add.enqueue("a", {"b": None}, z=[]).wait(10) == ["a", {"b": None}, []]
@@ -153,14 +153,14 @@ def test_the_attempt_is_known_in_what_the_body_starts_and_nowhere_else(app: Onwa
     with app.worker(concurrency=1):
         job = subtask.enqueue()
         assert job.wait(10) == [job.id, job.id]
-        for job in [plain.enqueue(), plain.enqueue()]:
-            assert job.wait(10) == job.id
+        for later in [plain.enqueue(), plain.enqueue()]:
+            assert later.wait(10) == later.id
     with pytest.raises(OutsideJob):
         current()
 
 
 def test_follow_ups_come_with_success_only(app: Onward) -> None:
-    """What an attempt enqueues through `current()` exists when it succeeds, and not when it fails."""
+    """What an attempt enqueues through `current()` exists if it succeeds, not if it fails."""
 
     @app.task
     def after(attempt: int) -> int:

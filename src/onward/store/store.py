@@ -19,6 +19,9 @@ from onward.lifecycle import TERMINAL, AttemptState, Event, JobState
 from onward.store.database import Again
 from onward.store.statements import Op, Statement
 
+MOST_OWNED = 100_000
+"""More jobs than one worker can own."""
+
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -372,6 +375,19 @@ def sweep(decide: Callable[[Job, str], Change], limit: int = 500) -> Op[list[Cha
         return []
     taken = yield from apply(changes)
     return [change for change in changes if change.id in taken]
+
+
+def bury_worker(worker: str, reason: str, decide: Callable[[Job, str], Change]) -> Op[list[Change]]:
+    """Declare a worker lost whose death is proven and take back its jobs, in one transaction: no
+    other sweeper, who knows less about its end, can come in between.
+
+    Args:
+        worker: who died.
+        reason: what is known about its end.
+        decide: what becomes of each of its jobs.
+    """
+    yield Statement("lose", {"id": worker, "reason": reason, "seen": None}, alone=False)
+    return (yield from sweep(decide, limit=MOST_OWNED))
 
 
 def owned(worker: str) -> Op[list[Job]]:

@@ -13,7 +13,6 @@ import mmap
 import os
 import struct
 import tempfile
-from collections import deque
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -21,9 +20,18 @@ from msgspec import Struct
 _HEAD = struct.Struct("<dddBBxxxxxxd")
 _SLOT = struct.Struct("<dd36sIBxxx")
 _TIME = struct.Struct("<d")
+_EMPTY = bytes(_SLOT.size)
 _BEAT, _TICK, _LOOP, _LOST, _STOPPED, _STILL = 0, 8, 16, 24, 25, 32
 
 FOREVER = 1e300
+
+MOST_UNWRITTEN = 2_000
+"""Bodies that may have ended while their outcomes are not written yet."""
+
+
+def slots_for(concurrency: int) -> int:
+    """How many places a worker needs: for what runs, what was abandoned, what is not written."""
+    return 2 * concurrency + 64 + MOST_UNWRITTEN
 
 
 class Begun(Struct, frozen=True):
@@ -53,7 +61,7 @@ class Board:
             os.ftruncate(fd, size)
         self.fd = fd
         self._map = mmap.mmap(fd, size)
-        self._free = deque(range(slots))
+        self._free = list(range(slots - 1, -1, -1))
 
     def close(self) -> None:
         self._map.close()
@@ -71,7 +79,7 @@ class Board:
 
     def begin(self, job: str, attempt: int, started: float, deadline: float) -> int:
         """Write down that a body begins; returns its place."""
-        place = self._free.popleft()
+        place = self._free.pop()
         _SLOT.pack_into(
             self._map, _HEAD.size + place * _SLOT.size, started, deadline, job.encode(), attempt, 1
         )
@@ -81,13 +89,22 @@ class Board:
         """This attempt has longer than was said."""
         _TIME.pack_into(self._map, _HEAD.size + place * _SLOT.size + 8, deadline)
 
-    def end(self, place: int) -> None:
-        """The body has ended. It stays written down until its place is taken again, the oldest
-        first: if the process dies before it could write the outcome, this attempt is no innocent
-        one that had not begun.
+    def relax(self, place: int) -> None:
+        """The body has ended, its outcome is not written yet. It stays written down: if the process
+        dies now, this attempt is no innocent one that had not begun.
         """
         self.extend(place, FOREVER)
+
+    def end(self, place: int) -> None:
+        """The outcome is written, or will never be."""
+        start = _HEAD.size + place * _SLOT.size
+        self._map[start : start + _SLOT.size] = _EMPTY
         self._free.append(place)
+
+    @property
+    def free(self) -> int:
+        """How many places are free."""
+        return len(self._free)
 
     def say_stopped(self) -> None:
         """The worker has stopped in order: its exit is no accident."""
@@ -135,7 +152,7 @@ class Board:
         return self._map[_STOPPED] == 1
 
     def begun(self) -> Iterator[Begun]:
-        """The attempts whose bodies have begun; some of them may have ended."""
+        """The attempts whose bodies have begun, and whose outcomes are not written."""
         for place in range(self.slots):
             started, deadline, job, attempt, taken = _SLOT.unpack_from(
                 self._map, _HEAD.size + place * _SLOT.size

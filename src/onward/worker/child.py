@@ -30,7 +30,7 @@ from onward.ids import new_id
 from onward.policy import Backoff
 from onward.store.store import Registration
 from onward.version import version
-from onward.worker.board import Board
+from onward.worker.board import Board, slots_for
 from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock
 from onward.worker.loading import app_options, load_app
@@ -43,6 +43,9 @@ EXIT = {"stopped": 0, "empty": 0, "full": 75, "lost": 76}
 """Exit statuses by why a worker ended; the last two ask for a successor."""
 
 BAD_APP = 78
+
+STOP, NOW = b"s", b"n"
+"""What a supervisor says over the link: stop in order, stop at once."""
 
 
 class Orders(Struct, frozen=True, kw_only=True):
@@ -61,8 +64,8 @@ class Orders(Struct, frozen=True, kw_only=True):
 
     @property
     def slots(self) -> int:
-        """Room on the board: for each slot, and for bodies that were abandoned."""
-        return 2 * self.concurrency + 64
+        """Places on the board."""
+        return slots_for(self.concurrency)
 
 
 class Hello(Struct, frozen=True, kw_only=True):
@@ -178,7 +181,8 @@ class _Child:
         )
         worker = Worker(self._app, plan, self._board, self._isolation)
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, worker.stop, self._orders.grace)
+        # A service manager may signal the whole group and the supervisor as well: no second word.
+        loop.add_signal_handler(signal.SIGTERM, worker.stop_once, self._orders.grace)
         self._link.setblocking(False)
         loop.add_reader(self._link.fileno(), self._heard, loop, worker)
         try:
@@ -198,19 +202,25 @@ class _Child:
                 emit(Happened(name="queue.unknown", level=logging.WARNING, fields=fields))
 
     def _heard(self, loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
-        """The link has ended: the supervisor is gone. Drain, and beat for ourselves meanwhile."""
+        """The supervisor says to stop, or to stop at once; or the link has ended, as it is gone:
+        drain, and beat for ourselves meanwhile.
+        """
         try:
             data: Any = self._link.recv(64)
         except BlockingIOError:
             return
         except OSError:
             data = b""
+        if NOW in data:
+            worker.stop_now()
+        elif STOP in data:
+            worker.stop_once(self._orders.grace)
         if data:
             return
         loop.remove_reader(self._link.fileno())
         self._steward = Steward(self._app.database, self._app.settings, self._id, self._board)
         self._steward.start()
-        worker.stop(self._orders.grace)
+        worker.stop_once(self._orders.grace)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from onward.ids import new_id
 from onward.store import store
 from onward.store.store import Registration
 from onward.version import version
-from onward.worker.board import Board
+from onward.worker.board import Board, slots_for
 from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock, remove_lock
 from onward.worker.loading import app_options, modules_of, target_of
@@ -142,7 +142,7 @@ class EmbeddedWorker:
         folder = app.database.lock_folder()
         lock_path = None if folder is None else str(folder / f".onward-{self.id}.lock")
         lock = None if lock_path is None else hold_lock(lock_path)
-        board = Board(2 * self._concurrency + 64)
+        board = Board(slots_for(self._concurrency))
         steward = Steward(app.database, app.settings, self.id, board)
         try:
             board.beat(time.monotonic())

@@ -83,6 +83,7 @@ class Executor:
         self.held: dict[str, Held] = {}
         self.abandoned: dict[tuple[str, int], Held] = {}
         self._given_back: set[tuple[str, int]] = set()
+        self._unwritten: dict[tuple[str, int], int] = {}
         self.by_queue: Counter[str] = Counter()
         self.changed = asyncio.Event()
 
@@ -94,7 +95,8 @@ class Executor:
         ahead = (
             min(MOST_AHEAD, int(self.concurrency * SHORT / self._pace)) if self._pace < SHORT else 0
         )
-        return self.concurrency + ahead - occupied - len(self._backlog)
+        slots = self.concurrency + ahead - occupied
+        return min(slots, self._board.free) - len(self._backlog)
 
     @property
     def idle(self) -> bool:
@@ -136,7 +138,8 @@ class Executor:
             self._filling = False
 
     def _has_slot(self) -> bool:
-        return len(self.held) + len(self.abandoned) - len(self._given_back) < self.concurrency
+        occupied = len(self.held) + len(self.abandoned) - len(self._given_back)
+        return occupied < self.concurrency and self._board.free > 0
 
     def _begin(self, job: Job) -> None:
         task = self._tasks[job.task]
@@ -163,9 +166,17 @@ class Executor:
             held.asyncio_task = asyncio.Task(body, loop=self._loop, eager_start=True)
         else:
             held.asyncio_task = self._loop.create_task(body)
+            held.asyncio_task.add_done_callback(partial(self._never_began, held))
 
     async def _run_on_loop(self, held: Held) -> None:
         self._ended(held, await run_async_body(held.task, held.job, held.current))
+
+    def _never_began(self, held: Held, task: asyncio.Task[None]) -> None:
+        """A body that was interrupted before its first step has nobody to say so: uvloop runs
+        timers first.
+        """
+        if task.cancelled():
+            self._ended(held, Stopped())
 
     def _begin_isolated(self, held: Held) -> None:
         attempt = self._isolation.run(held.job, held.current.cancel_token)
@@ -204,9 +215,18 @@ class Executor:
             held.timer.cancel()
             held.timer = None
         if held.place is not None:
-            self._board.end(held.place)
+            self._board.relax(held.place)
+            self._unwritten[held.key] = held.place
             held.place = None
         self.held.pop(held.job.id, None)
+
+    def written(self, job: str, attempt: int) -> None:
+        """The outcome of this attempt is written, or will never be."""
+        place = self._unwritten.pop((job, attempt), None)
+        if place is not None:
+            self._board.end(place)
+            if self._backlog:
+                self._fill()
 
     def _count_down(self, queue: str) -> None:
         self.by_queue[queue] -= 1

@@ -35,7 +35,9 @@ class Finisher:
         database: where to.
         tasks: for their backoff.
         alive: whether this worker may still write; when its lease is over, unwritten outcomes are
-            given up. applied: called with the changes that took.
+            given up.
+        applied: called with the changes that took.
+        written: called with each job and attempt whose outcome is written, or will never be.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class Finisher:
         tasks: dict[str, Task[Any, Any]],
         alive: Callable[[], bool],
         applied: Callable[[Sequence[Change]], None],
+        written: Callable[[str, int], None],
     ) -> None:
         self._database = database
         self._tasks = tasks
         self._alive = alive
         self._applied = applied
+        self._written = written
         self._waiting: list[tuple[Job, Outcome]] = []
         self._writing: dict[str, tuple[Job, Outcome]] = {}
         self._problems: dict[str, str] = {}
@@ -208,9 +212,10 @@ class Finisher:
                 return
 
     def _report(self, changes: Sequence[Change]) -> None:
-        self._applied(changes)
         for change in changes:
             self._dealt_with(change)
+        self._applied(changes)
+        for change in changes:
             level = LEVELS.get(change.event, logging.INFO)
             if wanted(level):
                 emit(told(change, level))
@@ -218,6 +223,7 @@ class Finisher:
     def _dealt_with(self, change: Change) -> None:
         self._writing.pop(change.id, None)
         self._problems.pop(change.id, None)
+        self._written(change.id, change.attempt)
 
 
 def _first_line(error: Exception) -> str:

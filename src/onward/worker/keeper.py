@@ -192,7 +192,7 @@ def hold_lock(path: str) -> int:
     except OSError as error:
         raise DatabaseError(
             f"the lock file {path} cannot be made: {error.strerror}",
-            why="each worker holds one beside the database: that is how others see that it has died",
+            why="each worker holds one beside the database, so that others see when it has died",
             fix="let the worker's user write to that directory, and see that its disk has space",
         ) from error
     return fd

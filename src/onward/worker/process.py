@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from onward.policy import Backoff
 from onward.worker.board import Begun, Board
-from onward.worker.child import Hello, Orders
+from onward.worker.child import NOW, STOP, Hello, Orders
 from onward.worker.isolation import exit_text
 
 HELLO_SECONDS = 120.0
@@ -98,10 +98,13 @@ class WorkerProcess:
         return await self._process.wait()
 
     def terminate(self) -> None:
-        """Ask it to stop; a second time: at once."""
+        """Ask it to stop; a second time: at once. One that does not run yet simply ends."""
         self.terminations += 1
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        with contextlib.suppress(OSError):
+            if self.worker is None:
+                self._process.terminate()
+            else:
+                self._link.send(STOP if self.terminations == 1 else NOW)
 
     def kill(self, why: str, *, in_order: bool = False) -> None:
         """End it. `in_order`: as part of a stop, so that its jobs are given back free of charge."""

@@ -265,10 +265,11 @@ class Supervisor:
         )
         while True:
             try:
-                await self._database.arun(store.lose, child.worker, reason)
-                while changes := await self._database.arun(store.sweep, aftermath.decide):
-                    for change in changes:
-                        emit(told(change, logging.WARNING))
+                changes = await self._database.arun(
+                    store.bury_worker, child.worker, reason, aftermath.decide
+                )
+                for change in changes:
+                    emit(told(change, logging.WARNING))
             except DatabaseError as error:
                 emit(_waiting(error))
                 await asyncio.sleep(0.5)

@@ -72,7 +72,13 @@ class Worker:
         self._now = asyncio.Event()
         self._unknown: set[tuple[str, int]] = set()
         self._grace: float | None = None
-        self.finisher = Finisher(self._database, app.tasks, self._alive, self._applied)
+        self.finisher = Finisher(
+            self._database,
+            app.tasks,
+            self._alive,
+            self._applied,
+            lambda job, attempt: self.executor.written(job, attempt),
+        )
         self.executor = Executor(
             app.tasks,
             plan.concurrency,
@@ -103,6 +109,11 @@ class Worker:
         self._grace = grace
         self._stop.set()
         self.claimer.stop()
+
+    def stop_once(self, grace: float | None = None) -> None:
+        """Stop in order, however often it is said."""
+        if not self._stop.is_set():
+            self.stop(grace)
 
     def stop_now(self) -> None:
         """Give everything back and stop."""
@@ -138,9 +149,7 @@ class Worker:
         await listen(self._database, self.claimer.wake, self.claimer.idle)
 
     def _room(self) -> int:
-        """Free slots; a finisher that cannot write any more makes claims wait."""
-        if self.finisher.backlog > 2 * self._plan.concurrency + 5_000:
-            return 0
+        """Free slots, as long as what has ended finds a place until it is written."""
         return self.executor.room()
 
     def _alive(self) -> bool:

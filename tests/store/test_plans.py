@@ -1,0 +1,315 @@
+"""What runs all the time reads what it needs and no more, with a hundred thousand jobs in the way."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from onward.lifecycle import JobState
+from onward.store import store
+from onward.store.database import Database
+from onward.store.postgres import PostgresDatabase
+from onward.store.sqlite import SqliteDatabase
+from onward.store.statements import psycopg_text, sqlite_text
+from onward.store.store import FIRST_ID
+from onward.store.url import open_database
+from tests.store.builders import (
+    LANE,
+    TASK,
+    apply,
+    claim,
+    enqueue,
+    hand,
+    register,
+    release,
+    succeed,
+)
+from tests.support import postgres
+
+UNKNOWN = 100_000
+"""Due jobs in front of all others, of a task that no worker here knows: a rolling deploy."""
+
+KNOWN = 20_000
+LATER = 20_000
+OWNED = 1_000
+PAST_JOBS = 30_000
+
+# Ids in the order of their numbers, so that both databases lay the rows out alike.
+FILL = {
+    "sqlite": """
+INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                        failures, losses, budget_from, args)
+WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :count)
+SELECT printf('00000000-0000-7000-%04x-%012x', :kind, i), :task, 'default', 0, 'queued', 1, unixepoch() + :due, 0,
+       3, 2, 0, 0, 1, '{}' FROM n
+""",
+    "postgres": """
+INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                        failures, losses, budget_from, args)
+SELECT CAST('00000000-0000-7000-' || lpad(to_hex(CAST(:kind AS integer)), 4, '0') || '-' || lpad(to_hex(i), 12, '0')
+            AS uuid), CAST(:task AS text), 'default', 0, 'queued', 1,
+       now() + CAST(:due AS integer) * interval '1 second', now(), 3, 2, 0, 0, 1, '{}'
+FROM generate_series(1, CAST(:count AS integer)) AS i
+""",
+}
+PAST = {
+    "sqlite": """
+INSERT INTO onward.finished (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
+    max_attempts, max_losses, failures, losses, budget_from, args, ended_from, event, attempt_state, result)
+WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :count)
+SELECT printf('00000000-0000-7000-0009-%012x', i), 'shop.report', 'default', 0, 'succeeded', 2, i, :worker, i, i, i,
+    3, 2, 1, 0, 1, '{}', 'running', 'succeed', 'succeeded', 'null' FROM n
+""",
+    "postgres": """
+INSERT INTO onward.finished (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
+    max_attempts, max_losses, failures, losses, budget_from, args, ended_from, event, attempt_state, result)
+SELECT CAST('00000000-0000-7000-0009-' || lpad(to_hex(i), 12, '0') AS uuid), 'shop.report', 'default', 0, 'succeeded', 2,
+    to_timestamp(i), :worker, to_timestamp(i), to_timestamp(i), to_timestamp(i), 3, 2, 1, 0, 1, '{}', 'running', 'succeed',
+    'succeeded', 'null'
+FROM generate_series(1, CAST(:count AS integer)) AS i
+""",
+}
+ATTEMPTS = """
+INSERT INTO onward.attempt (job, number, state, event, worker, started_at, ended_at, error)
+SELECT id, 1, 'failed', 'retry', worker, started_at, finished_at, 'boom' FROM onward.finished
+"""
+ANALYZE = {"sqlite": "ANALYZE", "postgres": "ANALYZE onward.job, onward.finished, onward.attempt"}
+
+
+class Crowd:
+    """A database full of jobs, and who owns some of them."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.worker = register(database, lease=1e6)
+        gone = register(database, lease=1e6)
+        enqueue(database, OWNED + 100, delay=-1.0)
+        self.owned = claim(database, self.worker, OWNED)
+        claim(database, gone, 100)
+        database.run(store.lose, gone, "killed")
+        with hand(database) as dba:
+            for kind, count, task, due in (
+                (1, UNKNOWN, "new.task", -500),
+                (2, KNOWN, TASK, -100),
+                (3, LATER, TASK, 86_400),
+            ):
+                fill = FILL[dba.dialect]
+                dba.sql(fill, kind=kind, count=count, task=task, due=due)
+            dba.sql(PAST[dba.dialect], count=PAST_JOBS, worker=gone)
+            dba.sql(ATTEMPTS)
+
+
+def crowded(database: Database) -> Crowd:
+    database.migrate()
+    return Crowd(database)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def full(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Crowd]:
+    """One crowded database of each kind for all of these tests, which change nothing that counts."""
+    if request.param == "sqlite":
+        path = tmp_path_factory.mktemp("plans") / "onward.db"
+        with closing(open_database(f"sqlite:///{path}")) as database:
+            yield crowded(database)
+        return
+    server = request.getfixturevalue("postgres_url")
+    url = postgres.create_database(server)
+    with closing(open_database(url)) as database:
+        yield crowded(database)
+    postgres.drop_database(server, url)
+
+
+@pytest.fixture(params=["stale", "fresh"])
+def statistics(request: pytest.FixtureRequest, full: Crowd) -> str:
+    """Plans are looked at as they are before the first ANALYZE, and after one."""
+    if request.param == "fresh":
+        with hand(full.database) as dba:
+            dba.sql(ANALYZE[dba.dialect])
+    return str(request.param)
+
+
+def params_of(full: Crowd) -> dict[str, dict[str, Any]]:
+    """Each statement that runs all the time, with the values of a busy moment."""
+    finished = [succeed(job) for job in full.owned[:500]]
+    going_on = [release(job) for job in full.owned[500:]]
+    ids = [job.id for job in full.owned]
+    return {
+        "claim": {
+            "worker": full.worker,
+            "tasks": store.dumps([TASK]),
+            "queue": LANE[0],
+            "priority": LANE[1],
+            "after_time": 0.0,
+            "after_id": FIRST_ID,
+            "limit": 100,
+        },
+        "lanes": {"queues": store.dumps(["default", "mail"])},
+        "finish": {"changes": store.dumps(finished)},
+        "go_on": {"changes": store.dumps(going_on)},
+        "hold": {"id": ids[0], "attempt": 1, "seconds": 1.0},
+        "orphans": {"limit": 500},
+        "owned": {"worker": full.worker},
+        "cancelling": {"worker": full.worker},
+        "job": {"id": ids[0]},
+        "record": {"id": ids[0]},
+        "attempts": {"id": ids[0]},
+        "attempt": {"id": ids[0], "number": 1},
+        "finished_among": {"ids": store.dumps(ids)},
+        "dead": {"before": None, "queue": None, "task": None, "limit": 50},
+        "prune": {"state": "succeeded", "keep": 100.0, "limit": 100},
+    }
+
+
+HOT = [
+    "claim",
+    "lanes",
+    "finish",
+    "go_on",
+    "hold",
+    "orphans",
+    "owned",
+    "cancelling",
+    "job",
+    "record",
+    "attempts",
+    "attempt",
+    "finished_among",
+    "dead",
+    "prune",
+]
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def plan(full: Crowd, name: str) -> list[str]:
+    """How the database would go about a statement: one line for each table or index that it reads."""
+    params = params_of(full)[name]
+    if isinstance(full.database, SqliteDatabase):
+        return _sqlite_plan(full.database, name, params)
+    assert isinstance(full.database, PostgresDatabase)
+    with psycopg.connect(full.database.url, autocommit=True, prepare_threshold=None) as connection:
+        text = f"EXPLAIN (FORMAT JSON) {psycopg_text(name, full.database.schema)}"
+        row = connection.execute(text.encode(), params).fetchone()
+    assert row is not None
+    return list(_nodes(row[0][0]["Plan"]))
+
+
+def _sqlite_plan(database: SqliteDatabase, name: str, params: dict[str, Any]) -> list[str]:
+    with hand(database) as dba:
+        dba.connection.create_scalar_function("onward_clock", time.time, 0)
+        return [
+            row[3]
+            for step in sqlite_text(name)
+            for row in dba.connection.execute(f"EXPLAIN QUERY PLAN {step}", params)
+        ]
+
+
+def _nodes(node: dict[str, Any]) -> Iterator[str]:
+    if "Relation Name" in node or "Index Name" in node:
+        index = f" USING INDEX {node['Index Name']}" if "Index Name" in node else ""
+        yield f"{node['Node Type']} {node.get('Relation Name', '')}{index}"
+    for child in node.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def full_scans(lines: list[str]) -> list[str]:
+    """The lines that read a whole table of jobs."""
+    tables = r"(onward_)?(job|finished|attempt)\b"
+    return [
+        line
+        for line in lines
+        if (re.search(rf"Seq Scan {tables}", line))
+        or (re.match(rf"SCAN {tables}|SCAN j\b|SCAN f\b", line) and "USING" not in line)
+    ]
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_what_runs_all_the_time_scans_no_table(full: Crowd, statistics: str, name: str) -> None:
+    """With and without fresh statistics, rows are found through an index: cost follows what is taken."""
+    lines = plan(full, name)
+    assert lines
+    assert full_scans(lines) == []
+
+
+@pytest.mark.parametrize("name", ["claim", "lanes"])
+def test_the_claim_and_the_lanes_go_through_their_partial_index(
+    full: Crowd, statistics: str, name: str
+) -> None:
+    """The index of queued jobs in their order is what makes a claim cheap: nothing is sorted, nothing else is read."""
+    lines = [line for line in plan(full, name) if "due" in line]
+    assert lines
+    assert all("job_due" in line for line in lines)
+    assert not [line for line in plan(full, name) if "TEMP B-TREE FOR ORDER BY" in line] or (
+        name == "lanes"
+    )
+
+
+def test_a_sweep_goes_through_the_owned_jobs_only(full: Crowd, statistics: str) -> None:
+    """A hundred thousand queued jobs are none of its business."""
+    assert any("job_owned" in line for line in plan(full, "orphans"))
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+def quickest(run: Callable[[], Any], tries: int = 5) -> float:
+    """The shortest of a few runs, in seconds: the others waited for somebody else's work."""
+    best = 1e9
+    for _ in range(tries):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+class Undone(Exception):
+    """Ends an operation so that nothing of it stays."""
+
+
+def test_jobs_of_an_unknown_task_in_front_do_not_slow_a_claim(full: Crowd, statistics: str) -> None:
+    """A hundred thousand of them are passed over inside the index, within a moment."""
+    database = full.database
+
+    def one() -> None:
+        taken = claim(database, full.worker, 10)
+        assert {job.task for job in taken} == {TASK}
+        apply(database, *(succeed(job) for job in taken))
+
+    assert quickest(one) < 0.15
+
+
+def test_jobs_of_tomorrow_do_not_slow_a_poll(full: Crowd, statistics: str) -> None:
+    """Looking what there is to do costs a few probes, however many jobs are scheduled."""
+    assert quickest(lambda: full.database.read(store.lanes, ["default", "mail"])) < 0.02
+
+
+def test_a_batch_of_finishes_costs_what_it_finishes(full: Crowd, statistics: str) -> None:
+    """Five hundred at once among a hundred thousand others, and as quick with statistics as without."""
+    database = full.database
+
+    def one() -> None:
+        jobs = claim(database, full.worker, 500, tasks=[TASK])
+        start = time.perf_counter()
+        assert len(apply(database, *(succeed(job) for job in jobs))) == 500
+        spent.append(time.perf_counter() - start)
+
+    spent: list[float] = []
+    for _ in range(4):
+        one()
+    assert min(spent) < 0.25
+
+
+def test_the_crowd_is_there(full: Crowd) -> None:
+    """The tests above say something only if the table is as full as they think."""
+    counts = full.database.read(store.counts)
+    assert counts[JobState.QUEUED] >= UNKNOWN + LATER
+    assert counts[JobState.RUNNING] >= OWNED

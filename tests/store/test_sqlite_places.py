@@ -1,0 +1,354 @@
+"""Where a SQLite file cannot be, cannot be written or cannot be had just now: what is said, and that it heals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward.errors import DatabaseError, DatabaseUnavailable, DriverMissing, InvalidOption
+from onward.store import sqlite as adapter
+from onward.store import store
+from onward.store.database import Database
+from onward.store.sqlite import SqliteDatabase
+from onward.store.url import open_database
+from tests.store.builders import enqueue, hand, new_job, opened
+from tests.store.forks import without_privileges
+
+# --- URLs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///", "names no file"),
+        ("sqlite:///folder/", "names no file"),
+        ("sqlite://onward.db", "names no file"),
+        ("sqlite://host/onward.db", "names no file"),
+        ("sqlite:///onward.db?synchronous=off", "synchronous=off"),
+        ("mysql://localhost/jobs", "names no database"),
+        ("onward.db", "names no database"),
+        ("", "names no database"),
+        ("postgresql+psycopg://localhost/jobs", "names no database"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused_with_one_that_does(url: str, words: str) -> None:
+    """The mistake is told when the app is made, before anything is opened, with a spelling that works."""
+    with pytest.raises(InvalidOption, match=words) as caught:
+        open_database(url)
+    assert "sqlite:///" in caught.value.fix or "full" in caught.value.fix
+
+
+def test_a_driver_that_does_not_exist_is_refused() -> None:
+    """There are two ways to open SQLite, and the error names both."""
+    with pytest.raises(InvalidOption, match="sqlcipher") as caught:
+        open_database("sqlite:///onward.db", sqlite_driver="sqlcipher")
+    assert "apsw" in caught.value.fix
+    assert "sqlite3" in caught.value.fix
+
+
+def test_a_missing_postgres_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psycopg is an extra: without it the error is one line to type."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onward.store.postgres", None)
+    with pytest.raises(DriverMissing) as caught:
+        open_database("postgresql://localhost/jobs")
+    assert "pip install" in caught.value.fix
+
+
+def test_no_password_is_in_the_message_about_a_url() -> None:
+    """A URL in an error is cut before its secrets."""
+    with pytest.raises(InvalidOption) as caught:
+        open_database("mysql://me:s3cret@localhost/jobs")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a b.db", "ü 漢.db", "50%25.db", "a%20b.db", "q;'x.db", "%23.db"])
+def test_any_file_name_can_be_used(tmp_path: Path, name: str) -> None:
+    """What a URL escapes is unescaped, and the rest is taken as it is."""
+    from urllib.parse import unquote
+
+    with closing(open_database(f"sqlite:///{tmp_path}/{name}")) as database:
+        enqueue(database)
+    assert (tmp_path / unquote(name)).exists()
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An app that changes its directory later still finds its jobs."""
+    monkeypatch.chdir(tmp_path)
+    with closing(open_database("sqlite:///jobs.db")) as database:
+        other = tmp_path / "other"
+        other.mkdir()
+        monkeypatch.chdir(other)
+        enqueue(database)
+    assert (tmp_path / "jobs.db").exists()
+    assert not (other / "jobs.db").exists()
+
+
+@pytest.mark.parametrize(("asked", "level"), [("", 2), ("?synchronous=normal", 1), ("?synchronous=EXTRA", 3)])
+def test_a_commit_is_as_durable_as_asked(tmp_path: Path, asked: str, level: int) -> None:
+    """By default it survives a power cut; less is said in the URL, never chosen silently."""
+    with closing(open_database(f"sqlite:///{tmp_path}/onward.db{asked}")) as database:
+        assert isinstance(database, SqliteDatabase)
+        with closing(database.open_ready()) as connection:
+            assert connection.rows("PRAGMA synchronous") == [(level,)]
+            assert connection.rows("PRAGMA journal_mode") == [("wal",)]
+        assert database.facts()["synchronous"] in {"FULL", "NORMAL", "EXTRA"}
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+async def _aenqueue(database: Database) -> None:
+    try:
+        await database.aenqueue([new_job()])
+    finally:
+        await database.aclose()
+
+
+USES: dict[str, Callable[[Database], Any]] = {
+    "enqueue": lambda database: database.enqueue([new_job()]),
+    "aenqueue": lambda database: asyncio.run(_aenqueue(database)),
+    "read": lambda database: database.read(store.counts),
+    "migrate": lambda database: database.migrate(),
+    "facts": lambda database: database.facts(),
+}
+
+every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
+
+
+@pytest.fixture(params=["apsw", "sqlite3"])
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@every_use
+def test_a_directory_is_no_database(
+    tmp_path: Path, driver: str, use: Callable[[Database], Any]
+) -> None:
+    """The error says that it is a directory, not that it cannot be opened."""
+    with closing(open_database(f"sqlite:///{tmp_path}", sqlite_driver=driver)) as database:
+        with pytest.raises(DatabaseError, match="is a directory"):
+            use(database)
+
+
+@every_use
+def test_a_missing_directory_is_named(
+    tmp_path: Path, driver: str, use: Callable[[Database], Any]
+) -> None:
+    """It is the folder that lacks; it is not made, and once it is there the same app goes on."""
+    folder = tmp_path / "var"
+    with closing(open_database(f"sqlite:///{folder}/onward.db", sqlite_driver=driver)) as database:
+        with pytest.raises(DatabaseError, match=f"{folder} does not exist"):
+            use(database)
+        assert not folder.exists()
+        folder.mkdir()
+        use(database)
+
+
+@every_use
+def test_a_file_that_is_something_else_is_named(
+    tmp_path: Path, driver: str, use: Callable[[Database], Any]
+) -> None:
+    """Somebody's notes are left as they are."""
+    path = tmp_path / "notes.txt"
+    path.write_text("Dear diary, " * 500)
+    with closing(open_database(f"sqlite:///{path}", sqlite_driver=driver)) as database:
+        with pytest.raises(DatabaseUnavailable, match="cannot be used") as caught:
+            use(database)
+    assert caught.value.why == "the file is not a SQLite database"
+    assert path.read_text().startswith("Dear diary")
+
+
+@every_use
+def test_a_damaged_file_is_named(
+    tmp_path: Path, driver: str, use: Callable[[Database], Any]
+) -> None:
+    """Whatever is met first in the damage, the error is ours and says that the file is damaged."""
+    path = tmp_path / "onward.db"
+    with closing(open_database(f"sqlite:///{path}", sqlite_driver=driver)) as database:
+        enqueue(database, 200)
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    content[100:4096] = b"\xff" * 3996
+    path.write_bytes(content)
+    with closing(open_database(f"sqlite:///{path}", sqlite_driver=driver)) as database:
+        with pytest.raises(DatabaseUnavailable, match="cannot be used") as caught:
+            use(database)
+    assert caught.value.why in {"the file is damaged", "the file is not a SQLite database"}
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs"])
+def test_a_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """SQLite's locks do not work there: two machines would have the same job."""
+    mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n"
+    monkeypatch.setattr(adapter.Path, "read_text", lambda self, **_: mounts)
+    with closing(open_database(f"sqlite:///{tmp_path}/onward.db")) as database:
+        with pytest.raises(DatabaseError, match=f"network file system .{kind}."):
+            enqueue(database)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- permissions ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A directory that every user may enter and write to."""
+    folder = Path(tempfile.mkdtemp(prefix="onward-places-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_file_can_be_read_and_says_why_it_cannot_be_written(
+    open_folder: Path, driver: str
+) -> None:
+    """Counting jobs still works; an enqueue is an error about the file, not about the job."""
+    url = f"sqlite:///{open_folder}/onward.db"
+    database = open_database(url, sqlite_driver=driver)
+    enqueue(database)
+    database.close()
+    (open_folder / "onward.db").chmod(0o444)
+
+    def use() -> str:
+        assert database.read(store.counts)["queued"] == 1
+        try:
+            database.enqueue([new_job()])
+        except DatabaseUnavailable as error:
+            return f"{error.why}; {error.fix}"
+        return "it was written"
+
+    said = without_privileges(use)
+    assert said.startswith("the file or its directory is read-only")
+    assert "permissions" in said
+    for file in open_folder.iterdir():
+        file.chmod(0o666)
+    assert without_privileges(lambda: database.enqueue([new_job()])) == "None"
+    with closing(database):
+        assert database.read(store.counts)["queued"] == 2
+
+
+def test_a_directory_without_permission_says_so(open_folder: Path, driver: str) -> None:
+    """SQLite needs to make files beside the database, so the directory counts too."""
+    closed = open_folder / "closed"
+    closed.mkdir(mode=0o555)
+    if os.geteuid() != 0:
+        closed.chmod(0o555)
+
+    def use() -> str:
+        database = open_database(f"sqlite:///{closed}/onward.db", sqlite_driver=driver)
+        try:
+            database.enqueue([new_job()])
+        except DatabaseUnavailable as error:
+            return error.why
+        return "it was written"
+
+    assert without_privileges(use) == "the file or its directory cannot be opened"
+
+
+# --- a full disk, a busy file ---------------------------------------------------------------------
+
+
+def test_a_full_disk_is_told_to_all_and_heals(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What did not fit was not written, in part or whole; with space again the same app goes on."""
+    assert isinstance(sqlite, SqliteDatabase)
+    real, full = sqlite.driver.open, [True]
+
+    def small(path: Path, clock: Callable[[], float]) -> Any:
+        connection = real(path, clock)
+        if full:
+            connection.rows("PRAGMA max_page_count=60")
+        return connection
+
+    monkeypatch.setattr(sqlite.driver, "open", small, raising=False)
+    sqlite.close()
+    with pytest.raises(DatabaseUnavailable) as caught:
+        for _ in range(1000):
+            sqlite.enqueue([new_job(args='"' + "x" * 5000 + '"')])
+    assert caught.value.why == "the disk is full"
+    counted = sqlite.read(store.counts)["queued"]
+    full.clear()
+    sqlite.enqueue([new_job()])
+    assert sqlite.read(store.counts)["queued"] == counted + 1
+    assert sqlite.facts()["quick_check"] == "ok"
+
+
+def test_a_write_waits_for_another_process(sqlite: Database) -> None:
+    """A short transaction of somebody else is no error; reading does not wait at all."""
+    with hand(sqlite) as dba, ThreadPoolExecutor(1) as pool:
+        dba.sql("BEGIN IMMEDIATE")
+        writing = pool.submit(sqlite.enqueue, [new_job()])
+        time.sleep(0.2)
+        assert not writing.done()
+        assert sqlite.read(store.counts)["queued"] == 0
+        dba.sql("COMMIT")
+        writing.result(5)
+    assert sqlite.read(store.counts)["queued"] == 1
+
+
+def test_a_file_that_is_held_too_long_is_unavailable_and_heals(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process inside a transaction holds the file for all: everyone hears why, and nothing was written."""
+    monkeypatch.setattr(adapter, "BUSY_SECONDS", 0.2)
+    sqlite.close()
+    with hand(sqlite) as dba, ThreadPoolExecutor(4) as pool:
+        dba.sql("BEGIN IMMEDIATE")
+        futures = [pool.submit(sqlite.enqueue, [new_job()]) for _ in range(4)]
+        errors = [future.exception(10) for future in futures]
+        for error in errors:
+            assert isinstance(error, DatabaseUnavailable)
+            assert "another process held the write lock for too long" in error.why
+        dba.sql("COMMIT")
+    assert sqlite.read(store.counts)["queued"] == 0
+    enqueue(sqlite)
+    assert sqlite.read(store.counts)["queued"] == 1
+
+
+def test_many_processes_worth_of_writers_share_a_file(sqlite: Database) -> None:
+    """Several databases write at once: each waits its turn, and nobody is told that the file is locked."""
+    count = 4
+
+    def write(number: int) -> None:
+        with opened(sqlite) as mine:
+            for _ in range(25):
+                mine.enqueue([new_job()])
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(write, range(count)))
+    assert sqlite.read(store.counts)["queued"] == count * 25
+
+
+def test_a_failing_clock_is_its_callers_error_and_no_end_of_the_writer(sqlite: Database) -> None:
+    """Whatever goes wrong inside a transaction, the thread that writes is there for the next."""
+    assert isinstance(sqlite, SqliteDatabase)
+
+    def broken() -> float:
+        raise RuntimeError("no time")
+
+    enqueue(sqlite)
+    clock, sqlite.clock = sqlite.clock, broken
+    with pytest.raises(RuntimeError, match="no time"):
+        sqlite.enqueue([new_job()])
+    sqlite.clock = clock
+    enqueue(sqlite)
+    assert sqlite.read(store.counts)["queued"] == 2
+    assert threading.active_count() < 20

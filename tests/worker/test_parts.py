@@ -1,0 +1,384 @@
+"""The small parts of a worker by themselves: lanes, the board, aftermath, threads, loading."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from onward import AttemptState, Event, JobState, Onward, Settings
+from onward.errors import AppNotFound
+from onward.ids import new_id
+from onward.job import Job
+from onward.policy import Backoff
+from onward.store.store import Claimed, Lane, Lease
+from onward.worker.aftermath import Aftermath
+from onward.worker.board import FOREVER, Begun, Board
+from onward.worker.isolation import exit_text
+from onward.worker.keeper import Keeper, hold_lock, is_free, kept, remove_lock
+from onward.worker.lanes import START, Lanes
+from onward.worker.loading import load_app
+from onward.worker.stage import keep_going
+from onward.worker.threads import Threads
+from tests.support import tasks
+from tests.support.workers import wait_until
+
+ME = "00000000-0000-7000-8000-000000000001"
+
+
+def job(**fields: object) -> Job:
+    """A running job of this worker."""
+    values: dict[str, object] = {
+        "id": new_id(),
+        "task": "shop.report",
+        "queue": "default",
+        "priority": 0,
+        "state": JobState.RUNNING,
+        "attempt": 1,
+        "worker": ME,
+        "args": "{}",
+        "max_attempts": 3,
+        "max_losses": 3,
+        "failures": 0,
+        "losses": 0,
+        "budget_from": 1,
+        "timeout": 5.0,
+    }
+    return Job(**(values | fields))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# --- Lanes --------------------------------------------------------------------------------------
+
+
+def claimed(run_at: float) -> Claimed:
+    return Claimed(job(), run_at)
+
+
+def test_lanes_are_claimed_from_the_highest_priority_down() -> None:
+    """Only those that are due; the first of the others says when to look again."""
+    lanes = Lanes()
+    lanes.looked([Lane("a", 0, -1), Lane("a", 9, -1), Lane("b", 5, 0), Lane("b", 9, 3.5)], 100.0)
+    assert [lane for lane, _ in lanes.order()] == [("a", 9), ("b", 5), ("a", 0)]
+    assert lanes.next_due == 3.5
+
+
+def test_queues_of_one_priority_take_turns() -> None:
+    """Each full look begins with another one."""
+    lanes = Lanes()
+    first: set[str] = set()
+    for look in range(3):
+        lanes.looked([Lane(queue, 0, -1) for queue in "abc"], float(look))
+        first.add(lanes.order()[0][0][0])
+    assert first == {"a", "b", "c"}
+
+
+def test_a_claim_goes_on_where_the_last_one_ended() -> None:
+    """A full claim moves the place; a short one leaves the lane, and asks for a new look."""
+    lanes = Lanes()
+    lanes.looked([Lane("a", 0, -1)], 100.0)
+    assert lanes.order() == [(("a", 0), START)]
+    assert not lanes.want_look(100.5)
+    last = claimed(7.0)
+    lanes.claimed(("a", 0), [claimed(6.0), last], 2)
+    assert lanes.order() == [(("a", 0), (7.0, last.job.id))]
+    lanes.claimed(("a", 0), [claimed(8.0)], 2)
+    assert lanes.empty
+    assert lanes.want_look(100.5)
+
+
+def test_a_full_look_comes_at_least_every_second() -> None:
+    """And at once after something may have landed behind the place."""
+    lanes = Lanes()
+    assert lanes.want_look(0.0)
+    lanes.looked([], 100.0)
+    assert not lanes.want_look(100.9)
+    assert lanes.want_look(101.0)
+    lanes.spoil()
+    assert lanes.want_look(100.1)
+
+
+def test_expensive_looks_take_a_small_share_of_the_time() -> None:
+    """A look of 50 ms is made once a second; one slow look alone changes nothing."""
+    lanes = Lanes()
+    lanes.looked([], 100.0)
+    lanes.cost(5.0)
+    assert lanes.may_look(100.0)
+    lanes.cost(0.05)
+    assert not lanes.may_look(100.9)
+    assert lanes.may_look(101.1)
+    lanes.cost(0.001)
+    assert lanes.may_look(100.0)
+
+
+# --- Board --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    with closing(Board(3)) as found:
+        yield found
+
+
+def test_both_sides_of_a_board_see_the_same(board: Board) -> None:
+    """Ticks, beats, and what has begun, through another mapping of the same bytes."""
+    with closing(Board(3, os.dup(board.fd))) as other:
+        board.tick(1.5)
+        board.tick_loop(2.5)
+        other.beat(3.5)
+        other.stand_still(2.0)
+        other.stand_still(0.5)
+        place = board.begin(ME, 2, 10.0, 15.0)
+        assert (other.last_tick, other.last_loop_tick) == (1.5, 2.5)
+        assert (board.last_beat, board.stood_still) == (3.5, 2.5)
+        assert list(other.begun()) == [Begun(ME, 2, 10.0, 15.0)]
+        assert [other.overdue(now) for now in (15.0, 15.1)] == [False, True]
+        board.extend(place, 20.0)
+        assert not other.overdue(19.0)
+        assert (board.lost, other.stopped) == (False, False)
+        other.declare_lost()
+        board.say_stopped()
+        assert (board.lost, other.stopped) == (True, True)
+
+
+def test_an_ended_attempt_stays_on_the_board_until_its_outcome_is_written(board: Board) -> None:
+    """So a process that dies before it has written the outcome is not taken for an innocent one,
+    and as long as it may be asked for, its place is not given to another.
+    """
+    ids = [new_id() for _ in range(4)]
+    places = [board.begin(id, 1, 0.0, 1.0) for id in ids[:3]]
+    board.relax(places[1])
+    assert next(b for b in board.begun() if b.job == ids[1]).deadline == FOREVER
+    assert board.free == 0
+    board.end(places[1])
+    assert {begun.job for begun in board.begun()} == {ids[0], ids[2]}
+    board.begin(ids[3], 1, 0.0, FOREVER)
+    assert {begun.job for begun in board.begun()} == {ids[0], ids[2], ids[3]}
+
+
+# --- Aftermath ----------------------------------------------------------------------------------
+
+
+def aftermath(*begun: Begun, in_order: bool = False) -> Aftermath:
+    backoffs = {"shop.report": Backoff(base=7, factor=1, jitter=0)}
+    return Aftermath(ME, begun, in_order, backoffs)
+
+
+def test_of_a_dead_process_each_job_is_settled_as_what_it_is() -> None:
+    """Not begun: given back. Past its limit: timed out. Under way: lost, or given back if the
+    process was killed as part of a stop.
+    """
+    now = time.monotonic()
+    waiting, late, under_way = job(), job(), job()
+    begun = (
+        Begun(late.id, 1, now - 9, now - 4),
+        Begun(under_way.id, 1, now - 9, FOREVER),
+    )
+    decide = aftermath(*begun).decide
+    assert [decide(each, "killed").event for each in (waiting, late, under_way)] == [
+        Event.RELEASE,
+        Event.RETRY,
+        Event.RECOVER,
+    ]
+    assert decide(late, "killed").reason == "timeout"
+    assert decide(late, "killed").delay == pytest.approx(7)
+    assert decide(under_way, "killed").ended is AttemptState.LOST
+    in_order = aftermath(*begun, in_order=True).decide
+    assert [in_order(each, "killed").event for each in (waiting, late, under_way)] == [
+        Event.RELEASE,
+        Event.RETRY,
+        Event.RELEASE,
+    ]
+
+
+def test_another_attempt_of_the_job_on_the_board_says_nothing_of_this_one() -> None:
+    """The board may still have the attempt before; this one had not begun."""
+    retried = job(attempt=2)
+    begun = Begun(retried.id, 1, 0.0, FOREVER)
+    assert aftermath(begun).decide(retried, "killed").event is Event.RELEASE
+
+
+def test_an_orphan_of_another_worker_is_recovered_as_usual() -> None:
+    """Whatever the board of this one says."""
+    other = job(worker=new_id())
+    change = aftermath(in_order=True).decide(other, "gone")
+    assert (change.event, change.ended) == (Event.RECOVER, AttemptState.LOST)
+    assert "gone" in (change.error or "")
+
+
+def test_a_cancelling_job_of_a_dead_process_is_cancelled() -> None:
+    """Not tried again, however it ended."""
+    now = time.monotonic()
+    asked = job(state=JobState.CANCELLING)
+    for begun in ((), (Begun(asked.id, 1, now, FOREVER),), (Begun(asked.id, 1, now - 9, now - 4),)):
+        for in_order in (False, True):
+            change = aftermath(*begun, in_order=in_order).decide(asked, "killed")
+            assert (change.event, change.after) == (Event.CANCEL, JobState.CANCELLED)
+            assert (change.failures, change.losses) == (0, 0)
+
+
+# --- Keeper -------------------------------------------------------------------------------------
+
+
+def test_a_lock_file_tells_who_lives(tmp_path: Path) -> None:
+    """Held: alive. Free: dead. Not there: nobody knows."""
+    path = str(tmp_path / "lock")
+    assert not is_free(path)
+    held = hold_lock(path)
+    assert not is_free(path)
+    os.close(held)
+    assert is_free(path)
+    remove_lock(path)
+    remove_lock(path)
+    remove_lock(None)
+    assert not is_free(path)
+
+
+def test_nobody_is_declared_lost_at_first_sight(app: Onward, tmp_path: Path) -> None:
+    """A lease that is over counts only when it was seen unchanged for long; a free lock at once."""
+    keeper = Keeper(app.database, Settings(lease=10, beat=3, sweep=2), lambda: ["own"])
+    free = tmp_path / "free"
+    free.touch()
+
+    def gone(now: float, until: float = 5.0) -> set[str]:
+        leases = [
+            Lease("own", until, True, None, 0.0),
+            Lease("silent", until, True, None, 0.0),
+            Lease("live", until, False, None, 0.0),
+            Lease("dead", until, False, str(free), 0.0),
+        ]
+        return {lease.worker for lease, _, _ in keeper.vanished(leases, now)}
+
+    assert gone(100) == {"dead"}
+    assert gone(107.9) == {"dead"}
+    assert gone(108) == {"dead", "silent"}
+    assert gone(109, until=6.0) == {"dead"}
+
+
+def test_what_is_kept_for_ever_is_not_pruned() -> None:
+    """Dead jobs never are."""
+    assert kept(Settings(keep_succeeded=5, keep_cancelled=None)) == [(JobState.SUCCEEDED, 5)]
+
+
+# --- Threads and stages -------------------------------------------------------------------------
+
+
+def test_threads_are_reused_and_grow_only_when_all_are_busy() -> None:
+    """Twenty functions one after another need one thread, three at once need three."""
+
+    async def main() -> tuple[int, int]:
+        threads = Threads(asyncio.get_running_loop())
+        done: asyncio.Queue[object] = asyncio.Queue()
+        for number in range(20):
+            threads.run(lambda number=number: number, done.put_nowait)  # type: ignore[misc]
+            assert await done.get() == number
+        alone = threads.count
+        gate = threading.Barrier(3, timeout=10)
+        for _ in range(3):
+            threads.run(gate.wait, done.put_nowait)
+        assert sorted([await done.get() for _ in range(3)]) == [0, 1, 2]  # type: ignore[type-var]
+        threads.close()
+        return alone, threads.count
+
+    assert asyncio.run(main()) == (1, 3)
+
+
+def test_an_answer_that_comes_after_the_loop_was_closed_is_dropped() -> None:
+    """A body that nobody waits for any more does not disturb the program that goes on."""
+    go_on, ended = threading.Event(), threading.Event()
+
+    def body() -> None:
+        go_on.wait(10)
+        ended.set()
+
+    async def main() -> None:
+        Threads(asyncio.get_running_loop()).run(body, lambda answer: None)
+
+    asyncio.run(main())
+    go_on.set()
+    assert ended.wait(10)
+    wait_until(lambda: threading.active_count() < 50)
+
+
+def test_a_stage_ends_when_it_says_so_and_not_when_it_raises() -> None:
+    """Errors are shown and it is called again, after a pause."""
+    calls: list[float] = []
+
+    async def step() -> None:
+        calls.append(time.monotonic())
+        if len(calls) < 3:
+            raise ZeroDivisionError
+
+    asyncio.run(keep_going("test", step))
+    assert len(calls) == 3
+    assert calls[2] - calls[1] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(3, "exit code 3"), (-11, "signal SIGSEGV"), (-64, "signal SIGRTMAX")]
+)
+def test_an_exit_status_in_words(code: int, text: str) -> None:
+    """As it stands in history."""
+    assert exit_text(code) == text
+
+
+# --- Loading ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with modules that nobody else has; Python's path is restored."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path
+
+
+def test_an_app_is_found_by_its_module(folder: Path) -> None:
+    """With its name, or without one where there is only one; in a package; as an attribute."""
+    (folder / "lonely_jobs.py").write_text("from onward import Onward\nmine = Onward()\n")
+    (folder / "twin_jobs.py").write_text(
+        "from onward import Onward\na = Onward()\nb = Onward()\nclass box: inside = a\n"
+    )
+    assert isinstance(load_app("lonely_jobs"), Onward)
+    assert load_app("lonely_jobs:mine") is load_app("lonely_jobs")
+    assert load_app("twin_jobs:box.inside") is load_app("twin_jobs:a")
+    assert load_app(f"{folder}/lonely_jobs.py:mine") is load_app("lonely_jobs")
+    assert load_app("tests.support.tasks:app") is tasks.app
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere_jobs:app", "there is no module 'nowhere_jobs'"),
+        ("pair_jobs", "does not say which app"),
+        ("pair_jobs:c", "missing"),
+        ("pair_jobs:number", "int"),
+        ("gone.py:app", "there is no file gone.py"),
+    ],
+)
+def test_a_target_that_leads_nowhere_says_what_is_wrong(
+    folder: Path, target: str, said: str
+) -> None:
+    """And names what there is."""
+    (folder / "pair_jobs.py").write_text(
+        "from onward import Onward\na = Onward()\nb = Onward()\nnumber = 5\n"
+    )
+    with pytest.raises(AppNotFound) as caught:
+        load_app(target)
+    assert said in str(caught.value)
+    if "pair" in target:
+        assert "pair_jobs:a" in str(caught.value)
+
+
+def test_an_import_that_fails_inside_the_app_is_shown_as_it_is(folder: Path) -> None:
+    """The missing module is not mistaken for the app's own."""
+    (folder / "needy_jobs.py").write_text("import not_installed_here\n")
+    with pytest.raises(ModuleNotFoundError, match="not_installed_here"):
+        load_app("needy_jobs:app")

@@ -1,0 +1,239 @@
+"""The supervisor: a process that dies is seen, named and replaced, and its neighbours go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from onward import Onward
+from tests.support import tasks
+from tests.support.ledger import Ledger
+from tests.support.workers import ROOT, alive, running, wait_until
+from tests.worker.history import ends, last_error, starts, wait_for, wait_over
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(0.2, id="scaled"),
+        pytest.param(1.0, id="as written", marks=pytest.mark.soak),
+    ],
+)
+def test_the_crash_of_one_process_spares_the_others(shop: Onward, length: float) -> None:
+    """A segmentation fault among twenty jobs on four processes: the others succeed with one
+    attempt, the process is replaced within seconds, the job is dead and its reason has the signal.
+    """
+    with running(shop.url, processes=4, concurrency=1) as worker:
+        before = set(worker.pids())
+        good = shop.enqueue_many(tasks.nap.call(length) for _ in range(20))
+        bad = tasks.segfault.using(max_attempts=1, priority=1).enqueue()
+        wait_for(bad, "dead")
+        wait_until(lambda: len(worker.pids()) == 4, what="the crashed process replaced")
+        assert len(set(worker.pids()) - before) == 1
+        wait_over([*good, bad])
+        assert worker.running
+    assert {tuple(ends(job)) for job in good} == {("succeeded",)}
+    assert ends(bad) == ["lost"]
+    assert "signal SIGSEGV" in last_error(bad).message
+
+
+def test_an_exit_without_a_word_is_named(shop: Onward) -> None:
+    """`os._exit(3)` in a body: the attempt is lost, and its reason has the exit code."""
+    with running(shop.url, concurrency=1):
+        job = tasks.exit_hard.using(max_attempts=1).enqueue(3)
+        wait_for(job, "dead")
+    assert ends(job) == ["lost"]
+    assert "exit code 3" in last_error(job).message
+
+
+def test_an_exit_with_status_0_is_no_orderly_end(shop: Onward) -> None:
+    """A body that leaves with `os._exit(0)` looks like success and is none: lost, and the process
+    replaced.
+    """
+    with running(shop.url, concurrency=1):
+        job = tasks.exit_hard.using(max_attempts=1).enqueue(0)
+        wait_for(job, "dead")
+        assert tasks.echo.enqueue(1).wait(15) == 1
+    assert ends(job) == ["lost"]
+    assert "exit code 0" in last_error(job).message
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [("isolated_segfault", "signal SIGSEGV"), ("isolated_exit", "exit code 7")],
+)
+def test_a_crash_in_a_process_of_its_own_is_a_failure(shop: Onward, task: str, reason: str) -> None:
+    """It takes nobody along: the worker lives, the attempt failed and says how."""
+    call = tasks.isolated_segfault if task == "isolated_segfault" else tasks.isolated_exit
+    with running(shop.url, concurrency=4) as worker:
+        pids = worker.pids()
+        neighbour = tasks.nap.enqueue(1.0)
+        options = call.using(max_attempts=2)
+        job = shop.enqueue_many([options.call(*([] if task == "isolated_segfault" else [7]))])[0]
+        wait_for(job, "dead", seconds=30)
+        assert worker.pids() == pids
+        assert neighbour.wait(10) == "rested"
+    assert ends(job) == ["failed: crashed"] * 2
+    assert reason in last_error(job).message
+
+
+def test_an_isolated_process_that_died_while_idle_harms_nobody(
+    shop: Onward, ledger: Ledger
+) -> None:
+    """It is replaced when the next attempt needs one, which is not charged for it."""
+    with running(shop.url, concurrency=1) as worker:
+        assert tasks.isolated_nap.enqueue(0).wait(20) == "rested"
+        (pid,) = worker.isolated_pids()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not alive(pid))
+        job = tasks.isolated_nap.enqueue(0)
+        assert job.wait(20) == "rested"
+    assert ends(job) == ["succeeded"]
+
+
+def test_isolated_processes_end_with_their_worker(shop: Onward, ledger: Ledger) -> None:
+    """The worker process is killed: the process of its own that it had is gone at once, even while
+    it computes.
+    """
+    with running(shop.url, concurrency=1) as worker:
+        job = tasks.isolated_spin.using(max_attempts=1).enqueue(60)
+        line = wait_until(lambda: starts(ledger, job), 20)[0]
+        os.kill(worker.pids()[0], signal.SIGKILL)
+        wait_until(lambda: not alive(line["pid"]), 5)
+        wait_for(job, "dead")
+
+
+def test_a_job_that_was_not_begun_is_given_back_free_of_charge(shop: Onward) -> None:
+    """Claimed ahead by a worker that dies: released, not lost, even if one attempt is allowed."""
+    short = shop.enqueue_many(tasks.aecho.call(i) for i in range(400))
+    with running(shop.url, concurrency=1) as worker:
+        wait_over(short)
+        killer = tasks.kill_worker.using(priority=5, max_attempts=1).enqueue()
+        behind = shop.enqueue_many(tasks.aecho.using(max_attempts=1).call(i) for i in range(50))
+        wait_over([killer, *behind])
+        assert worker.running
+    assert ends(killer) == ["lost"]
+    assert {job.state for job in behind} == {"succeeded"}
+    assert {job.losses for job in behind} == {0}
+
+
+def start(target: str, *, cwd: Path = ROOT, url: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a supervisor that is expected to end by itself."""
+    program = (
+        "import sys; from onward.worker import supervisor;"
+        " sys.exit(supervisor.run(target=sys.argv[1]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program, target],
+        cwd=cwd,
+        env=os.environ | {"ONWARD_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_an_app_that_is_not_there_ends_the_supervisor(tmp_path: Path) -> None:
+    """No module, no app in it, a file that is not there: a message and status 2, not a loop."""
+    (tmp_path / "empty.py").write_text("app = 5\n")
+    for target, said in [
+        ("nowhere:app", "no module 'nowhere'"),
+        ("empty:app", "is no Onward app"),
+        ("empty", "does not say which app"),
+        ("lost.py:app", "no file lost.py"),
+    ]:
+        done = start(target, cwd=tmp_path)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_an_app_that_cannot_be_imported_ends_the_supervisor(tmp_path: Path) -> None:
+    """Its traceback is shown, and the status is 1."""
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no configuration')\n")
+    done = start("broken:app", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no configuration" in done.stderr
+
+
+def test_a_database_without_tables_ends_the_supervisor(postgres_database: str) -> None:
+    """It says what to do, and the status is 5. (An SQLite file gets its tables on first use.)"""
+    done = start("tests.support.tasks:app", url=postgres_database)
+    assert done.returncode == 5
+    assert "onward db init" in done.stderr
+
+
+def test_an_app_may_be_a_file(shop: Onward, tmp_path: Path) -> None:
+    """`path/to/jobs.py:app`, with tasks that run in processes of their own, too."""
+    file = tmp_path / "jobs.py"
+    file.write_text(
+        "from onward import Onward\n"
+        "app = Onward()\n"
+        "@app.task(name='here')\n"
+        "def here() -> str: return __name__\n"
+        "@app.task(name='apart', isolation='process')\n"
+        "def apart() -> str: return __name__\n"
+    )
+    stubs = [shop.task(name=name)(_stub) for name in ("here", "apart")]
+    try:
+        with running(shop.url, target=f"{file}:app", concurrency=2):
+            jobs = shop.enqueue_many(stub.call() for stub in stubs)
+            assert [job.wait(20) for job in jobs] == ["jobs", "jobs"]
+    finally:
+        for name in ("here", "apart"):
+            shop.tasks.pop(name, None)
+
+
+def _stub() -> str:
+    return ""
+
+
+def test_processes_that_die_at_once_are_not_started_in_a_tight_loop(shop: Onward) -> None:
+    """The pause between two starts grows; the supervisor lives on and stops when told."""
+    with running(shop.url, concurrency=1, name="loop") as worker:
+        killed: set[int] = set()
+        for _ in range(3):
+            fresh = wait_until(lambda: set(worker.pids()) - killed, 20)
+            killed.update(fresh)
+            os.kill(fresh.pop(), signal.SIGKILL)
+        time.sleep(1.5)
+        assert len(worker.workers()) <= 6
+        worker.terminate()
+        assert worker.wait(20) == 0
+
+
+def test_the_workers_table_tells_who_runs(shop: Onward) -> None:
+    """Each process start is a worker of its own, with its pid, active, and stopped afterwards."""
+    with running(shop.url, processes=2, name="web-1") as worker:
+        lines = worker.workers()
+        assert [line.name for line in lines] == ["web-1", "web-1"]
+        assert {line.state for line in lines} == {"active"}
+        assert len({line.pid for line in lines}) == 2
+        worker.terminate()
+        assert worker.wait(20) == 0
+        assert {line.state for line in worker.workers()} == {"stopped"}
+        assert not any(alive(line.pid) for line in lines)
+
+
+def test_a_worker_process_that_is_told_to_stop_alone_is_replaced(shop: Onward) -> None:
+    """SIGTERM to one of two worker processes, not to the supervisor: it ends in order, nobody is
+    lost, and soon there are two again.
+    """
+    with running(shop.url, processes=2, concurrency=1) as worker:
+        jobs = [tasks.nap.enqueue(0.7), tasks.nap.enqueue(0.7)]
+        wait_for(jobs[1], "running")
+        before = worker.pids()
+        os.kill(before[0], signal.SIGTERM)
+        wait_over(jobs)
+        wait_until(lambda: not alive(before[0]), 20)
+        wait_until(lambda: len(worker.pids()) == 2, 20)
+        assert before[1] in worker.pids()
+        worker.terminate()
+        assert worker.wait(20) == 0
+    assert {tuple(ends(job)) for job in jobs} == {("succeeded",)}
