@@ -14,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from onward import (
-    Onward,
-    ids,
-)
+from onward import Onward, batch, ids
 from onward.errors import IdConflict
 from onward.ids import new_id
+from onward.store import store
+from onward.store.database import Again
 from onward.task import SyncTask
 from tests.front.shop import total
 from tests.support import by_hand
@@ -90,6 +89,23 @@ def test_an_id_used_after_its_job_was_pruned_is_a_new_job(
     assert (new.started_at, new.finished_at, new.result) == (None, None, None)
     assert app.database.read(by_hand.store.get, job.id).timeout is None
     assert new.attempts() == []
+
+
+@pytest.mark.parametrize("looks", [2, 3])
+def test_a_job_that_is_pruned_between_two_looks_is_looked_at_again(
+    app: Onward, send: SyncTask[..., int], looks: int
+) -> None:
+    task = send.using(id=uuid.uuid4())
+    row = app.database.read(store.read, "job", id=task.enqueue("x").id)
+    part = batch._Part(None)
+    part.add(task.call("x"))
+    writing = part.write()
+    next(writing)
+    # Nothing is new, nothing has ended, and then it is gone: at the first look at it, or later.
+    for rows in [[], [], row][:looks]:
+        writing.send(rows)
+    with pytest.raises(Again):
+        writing.send([])
 
 
 def test_many_at_once_with_one_id_are_one_job(app: Onward, send: SyncTask[..., int]) -> None:

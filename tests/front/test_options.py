@@ -11,13 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from onward import (
-    BURY,
-    Backoff,
-    InvalidOption,
-    Onward,
-    Settings,
-)
+from onward import BURY, Backoff, InvalidOption, Onward, Settings
 from onward.task import SyncTask
 from onward.text import safe_repr
 from tests.support import by_hand

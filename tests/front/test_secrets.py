@@ -11,12 +11,7 @@ from urllib.parse import quote
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from onward import (
-    DatabaseUnavailable,
-    InvalidOption,
-    Onward,
-    OnwardError,
-)
+from onward import DatabaseUnavailable, InvalidOption, Onward, OnwardError
 from onward.store import address
 
 SECRET = "hunter2-Zq"

@@ -11,10 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from onward import (
-    InvalidOption,
-    Onward,
-)
+from onward import InvalidOption, Onward
 from onward.errors import DuplicateTask, UnknownTask
 from onward.task import SyncTask
 from tests.front.shop import Address

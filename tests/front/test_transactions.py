@@ -29,14 +29,7 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from onward import (
-    Handle,
-    InvalidOption,
-    JobNotFound,
-    Onward,
-    OnwardError,
-    WaitRefused,
-)
+from onward import Handle, InvalidOption, JobNotFound, Onward, OnwardError, WaitRefused
 from onward.errors import DriverConflict, IdConflict, SchemaMissing
 from onward.task import SyncTask
 from tests.front.callers import ALL, POSTGRES, Caller

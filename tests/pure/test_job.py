@@ -72,7 +72,9 @@ ENDS = [None, *AttemptState]
 def test_an_attempt_ends_only_as_the_move_allows(
     state: JobState, event: Event, ended: AttemptState | None
 ) -> None:
-    """A change that would close an attempt wrongly, or leave it open, is refused before any database sees it."""
+    """A change that would close an attempt wrongly, or leave it open, is refused before any
+    database sees it.
+    """
     job = a_job(state)
     values: dict[str, Any] = {} if ended is None else {"ended": ended}
     ends = ATTEMPT_ENDS.get((state, event))
@@ -88,7 +90,9 @@ def test_an_attempt_ends_only_as_the_move_allows(
 
 
 def test_a_refusal_names_the_job_its_state_the_event_and_what_would_be_allowed() -> None:
-    """Who reads the error knows which job, where it is, what was tried and what can be done instead."""
+    """Who reads the error knows which job, where it is, what was tried and what can be done
+    instead.
+    """
     job = a_job(JobState.QUEUED)
     with pytest.raises(IllegalTransition) as caught:
         job.move(Event.SUCCEED, ended=AttemptState.SUCCEEDED)
@@ -114,7 +118,9 @@ def test_every_refusal_offers_exactly_the_legal_events(state: JobState) -> None:
     "event", [Event.RETRY, Event.SNOOZE, Event.RELEASE, Event.SUSPEND, Event.RECOVER]
 )
 def test_going_back_to_the_queue_is_a_new_attempt(event: Event) -> None:
-    """A retry never reuses a number: the change expects attempt 5 and opens attempt 6, budgets as they were."""
+    """A retry never reuses a number: the change expects attempt 5 and opens attempt 6, budgets as
+    they were.
+    """
     change = a_job(JobState.RUNNING).move(event, **an_end(JobState.RUNNING, event))
     assert (change.attempt, change.next_attempt) == (5, 6)
     assert (change.failures, change.losses, change.budget_from) == (1, 1, 2)
@@ -145,7 +151,9 @@ def test_other_moves_stay_with_their_attempt(state: JobState, event: Event) -> N
 
 
 def test_what_an_event_brings_along_is_in_the_change() -> None:
-    """Counters that a decision gives replace those of the job; delays, errors and follow-ups go as they are."""
+    """Counters that a decision gives replace those of the job; delays, errors and follow-ups go as
+    they are.
+    """
     follow_up = NewJob(
         id="f", task="t", queue="q", priority=0, args="{}", max_attempts=1, max_losses=0
     )

@@ -25,7 +25,8 @@ from onward.lifecycle import (
     WorkerState,
 )
 
-# Written out a second time, by hand: whoever changes a cell of the table changes it here too, knowingly.
+# Written out a second time, by hand: whoever changes a cell of the table changes it here too,
+# knowingly.
 DESIGN = """
 waiting     unblock > queued       cancel > cancelled     expire > cancelled
 queued      claim > running        cancel > cancelled     expire > cancelled
@@ -49,18 +50,24 @@ def design_moves() -> dict[tuple[str, str], str]:
 @pytest.mark.parametrize("event", Event)
 @pytest.mark.parametrize("state", JobState)
 def test_every_state_and_event_has_the_cell_of_the_design(state: JobState, event: Event) -> None:
-    """Each of the 112 cells is legal, with the design's next state, or refused: no cell is left open."""
+    """Each of the 112 cells is legal, with the design's next state, or refused: no cell is left
+    open.
+    """
     assert JOB_MOVES.get((state, event)) == design_moves().get((state, event))
 
 
 def test_the_design_names_no_state_or_event_that_does_not_exist() -> None:
-    """The second copy of the table is spelt right, so a typing error in it cannot hide a missing move."""
+    """The second copy of the table is spelt right, so a typing error in it cannot hide a missing
+    move.
+    """
     for (before, event), after in design_moves().items():
         assert JOB_MOVES[JobState(before), Event(event)] == JobState(after)
 
 
 def test_every_event_but_enqueue_moves_some_job() -> None:
-    """An event without a move would be a word without a meaning; enqueue is the birth, which has no state before."""
+    """An event without a move would be a word without a meaning; enqueue is the birth, which has no
+    state before.
+    """
     assert {event for _, event in JOB_MOVES} | {Event.ENQUEUE} == set(Event)
     assert Event.ENQUEUE not in {event for _, event in JOB_MOVES}
 
@@ -117,7 +124,9 @@ def attempt_state(job: JobState) -> AttemptState | None:
 
 
 def test_the_moves_that_leave_an_open_attempt_behind_close_it() -> None:
-    """An attempt ends when its job is taken from its owner, goes on to the next attempt, or ends: never silently."""
+    """An attempt ends when its job is taken from its owner, goes on to the next attempt, or ends:
+    never silently.
+    """
     for (before, event), after in JOB_MOVES.items():
         opened = attempt_state(before) is not None
         goes_on = lifecycle.mints_attempt(before, after)
@@ -126,7 +135,9 @@ def test_the_moves_that_leave_an_open_attempt_behind_close_it() -> None:
 
 
 def test_an_attempt_ends_only_as_its_own_table_allows() -> None:
-    """Job moves and attempt moves agree: what ends with a job's move is a legal next state of the attempt."""
+    """Job moves and attempt moves agree: what ends with a job's move is a legal next state of the
+    attempt.
+    """
     for (before, event), ends in ATTEMPT_ENDS.items():
         state = attempt_state(before)
         assert state is not None
@@ -148,7 +159,9 @@ def test_every_way_to_end_an_attempt_is_used() -> None:
 
 
 def test_the_next_attempt_is_opened_by_exactly_these_moves() -> None:
-    """Attempt n+1 is minted when attempt n is behind the job, by a requeue too; no other move counts one."""
+    """Attempt n+1 is minted when attempt n is behind the job, by a requeue too; no other move
+    counts one.
+    """
     minting = {event for (s, event), to in JOB_MOVES.items() if lifecycle.mints_attempt(s, to)}
     assert minting == {
         Event.RETRY,
@@ -168,7 +181,9 @@ def test_the_next_attempt_is_opened_by_exactly_these_moves() -> None:
 def test_every_worker_state_and_event_has_the_cell_of_the_design(
     state: WorkerState, event: WorkerEvent
 ) -> None:
-    """A worker drains, stops or is lost; one that ended never comes back under the same identity."""
+    """A worker drains, stops or is lost; one that ended never comes back under the same
+    identity.
+    """
     live = {WorkerState.ACTIVE, WorkerState.DRAINING}
     legal: Mapping[WorkerEvent, tuple[set[WorkerState], WorkerState]] = {
         WorkerEvent.START: (set(), WorkerState.ACTIVE),

@@ -1,4 +1,6 @@
-"""Decisions: every outcome from every state, two budgets that never overdraw, and delays that stay sane."""
+"""Decisions: every outcome from every state, two budgets that never overdraw, and delays that stay
+sane.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,8 @@ OUTCOMES: dict[str, Outcome] = {
     "stopped": Stopped(),
 }
 
-# outcome: (event, end of the attempt, reason, charged) from running, and (end of the attempt, reason) from cancelling
+# outcome: (event, end of the attempt, reason, charged) from running, and (end of the attempt,
+# reason) from cancelling
 CELLS: dict[str, tuple[str, str, str | None, int, str, str | None]] = {
     "returned": ("succeed", "succeeded", None, 0, "succeeded", None),
     "raised": ("retry", "failed", "error", 1, "failed", "error"),
@@ -102,7 +105,9 @@ def test_the_grid_has_every_kind_of_outcome() -> None:
 @pytest.mark.parametrize("name", OUTCOMES)
 @pytest.mark.parametrize("state", JobState)
 def test_every_state_and_outcome_has_a_cell(state: JobState, name: str) -> None:
-    """Only a job that somebody owns can be settled; of each outcome it is known what becomes of attempt and job."""
+    """Only a job that somebody owns can be settled; of each outcome it is known what becomes of
+    attempt and job.
+    """
     job, outcome = a_job(state), OUTCOMES[name]
     if state not in OWNED:
         with pytest.raises(IllegalTransition, match=job.id):
@@ -139,7 +144,9 @@ def test_every_state_has_a_cell_for_a_vanished_worker(state: JobState) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(OUTCOMES) - {"returned"}))
 def test_a_job_asked_to_stop_ends_cancelled_with_nothing_charged(name: str) -> None:
-    """The attempt keeps what really happened to it, error and all, and no budget pays for the caller's wish."""
+    """The attempt keeps what really happened to it, error and all, and no budget pays for the
+    caller's wish.
+    """
     job = a_job(JobState.CANCELLING, failures=2, losses=1, attempt=4)
     change = decide(job, OUTCOMES[name])
     assert change.after is JobState.CANCELLED
@@ -177,7 +184,9 @@ def test_the_last_failure_of_the_budget_buries(name: str) -> None:
 
 
 def test_the_loss_after_the_budget_of_losses_buries() -> None:
-    """Three losses are forgiven, and the fourth is dead: a job that kills its workers does not do so for ever."""
+    """Three losses are forgiven, and the fourth is dead: a job that kills its workers does not do
+    so for ever.
+    """
     events = [recover(a_job(losses=n), "gone").event for n in range(4)]
     assert events == [Event.RECOVER, Event.RECOVER, Event.RECOVER, Event.BURY]
 
@@ -195,7 +204,9 @@ def test_the_two_budgets_do_not_touch_each_other() -> None:
 
 @pytest.mark.parametrize("name", ["snoozed", "released", "stopped"])
 def test_giving_a_job_back_is_free(name: str) -> None:
-    """However often a job is snoozed or handed back at a shutdown, its budgets stay, even when nearly spent."""
+    """However often a job is snoozed or handed back at a shutdown, its budgets stay, even when
+    nearly spent.
+    """
     job = a_job(failures=2, losses=3, attempt=500)
     change = decide(job, OUTCOMES[name])
     assert change.after is JobState.QUEUED
@@ -211,7 +222,9 @@ def test_one_attempt_means_one_execution_even_if_its_worker_vanishes(ending: str
 
 
 def test_a_rejected_job_is_buried_at_once() -> None:
-    """Arguments that do not fit the code will not fit it the next time: no tries are spent on that."""
+    """Arguments that do not fit the code will not fit it the next time: no tries are spent on
+    that.
+    """
     change = decide(a_job(max_attempts=100), Rejected("argument `n` is missing"))
     assert change.after is JobState.DEAD
     assert (change.failures, change.error) == (1, "argument `n` is missing")
@@ -224,7 +237,9 @@ def test_a_buried_job_is_not_delayed() -> None:
 
 
 def test_the_delay_is_the_backoff_unless_the_task_names_its_own() -> None:
-    """`Retry(after=…)` overrides, also with zero; every other failure waits as its task's backoff says."""
+    """`Retry(after=…)` overrides, also with zero; every other failure waits as its task's backoff
+    says.
+    """
     job = a_job(failures=1)
     for name in ("raised", "timed out", "crashed"):
         assert decide(job, OUTCOMES[name]).delay == pytest.approx(20)
@@ -235,7 +250,9 @@ def test_the_delay_is_the_backoff_unless_the_task_names_its_own() -> None:
 
 
 def test_an_error_may_bring_a_backoff_of_its_own() -> None:
-    """A task that knows why it failed may slow its retries down; a plain `after` is stronger still."""
+    """A task that knows why it failed may slow its retries down; a plain `after` is stronger
+    still.
+    """
     slow = Backoff(base=100, factor=2, jitter=0)
     job = a_job(failures=1)
     assert decide(job, Raised("busy", backoff=slow)).delay == pytest.approx(200)
@@ -243,7 +260,9 @@ def test_an_error_may_bring_a_backoff_of_its_own() -> None:
 
 
 def test_a_body_that_runs_on_holds_its_retry_back() -> None:
-    """The next try of an abandoned body waits at least as long as asked, or the backoff where that is longer."""
+    """The next try of an abandoned body waits at least as long as asked, or the backoff where that
+    is longer.
+    """
     job = a_job(failures=1)
     assert decide(job, TimedOut("stuck", abandoned=True, hold=500)).delay == 500
     assert decide(job, TimedOut("stuck", abandoned=True, hold=5)).delay == pytest.approx(20)
@@ -284,7 +303,9 @@ def one_step(job: Job, step: str) -> Change | None:
     st.lists(st.sampled_from([*ENDINGS, "ask", "requeue"]), max_size=30),
 )
 def test_no_story_overdraws_a_budget(max_attempts: int, max_losses: int, steps: list[str]) -> None:
-    """Whatever happens in whatever order, the counters are the true counts since the last requeue and stay in bounds."""
+    """Whatever happens in whatever order, the counters are the true counts since the last requeue
+    and stay in bounds.
+    """
     job = a_job(JobState.QUEUED, max_attempts=max_attempts, max_losses=max_losses)
     ended: list[tuple[int, AttemptState]] = []
     for step in steps:
@@ -306,7 +327,9 @@ def test_no_story_overdraws_a_budget(max_attempts: int, max_losses: int, steps: 
 
 @given(st.lists(st.sampled_from(ENDINGS), max_size=12))
 def test_at_most_once_is_at_most_one_charged_execution(steps: list[str]) -> None:
-    """With one attempt and no losses, only executions that were handed back free of charge are followed by another."""
+    """With one attempt and no losses, only executions that were handed back free of charge are
+    followed by another.
+    """
     job = a_job(max_attempts=1, max_losses=0)
     free = {AttemptState.RELEASED}
     for step in steps:
@@ -335,7 +358,9 @@ def test_the_delay_grows_as_documented_up_to_the_cap() -> None:
 def test_no_number_of_failures_overflows(
     failures: int, cap: float | None, base: float, factor: float
 ) -> None:
-    """A counter that no one expected gives a long delay, not an exception in the code that records failures."""
+    """A counter that no one expected gives a long delay, not an exception in the code that records
+    failures.
+    """
     delay = Backoff(base=base, factor=factor, cap=cap, jitter=0).delay(failures, 0.5)
     assert math.isfinite(delay)
     assert 0 <= delay <= min(cap or MAX_DELAY, MAX_DELAY)
@@ -358,7 +383,9 @@ def test_after_many_failures_the_delay_is_the_cap(failures: int) -> None:
 def test_jitter_only_takes_away_and_at_most_its_share(
     base: float, factor: float, jitter: float, failures: int, chance: float
 ) -> None:
-    """The delay lies between (1 - jitter) and 1 times the full one, and chance 0 and 1 are its ends."""
+    """The delay lies between (1 - jitter) and 1 times the full one, and chance 0 and 1 are its
+    ends.
+    """
     backoff = Backoff(base=base, factor=factor, jitter=jitter)
     full = Backoff(base=base, factor=factor, jitter=0).delay(failures, chance)
     delay = backoff.delay(failures, chance)
@@ -386,7 +413,9 @@ def test_one_more_failure_never_shortens_the_delay(
     ],
 )
 def test_a_backoff_that_cannot_work_is_refused_where_it_is_written(name: str, value: float) -> None:
-    """The error names the number, so that it is found at the task and not in a worker's log at night."""
+    """The error names the number, so that it is found at the task and not in a worker's log at
+    night.
+    """
     options: dict[str, Any] = {name: value}
     with pytest.raises(InvalidOption, match=f"Backoff\\({name}=") as caught:
         Backoff(**options)
@@ -409,7 +438,9 @@ def test_decisions_import_no_clock_and_no_chance(module: ModuleType) -> None:
 
 
 def test_the_same_arguments_give_the_same_change() -> None:
-    """Settling twice decides the same: nothing but the arguments has a say, and durations stand for times."""
+    """Settling twice decides the same: nothing but the arguments has a say, and durations stand for
+    times.
+    """
     for outcome in OUTCOMES.values():
         assert settle(a_job(), outcome, Backoff(), chance=0.3) == settle(
             a_job(), outcome, Backoff(), chance=0.3

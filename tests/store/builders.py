@@ -1,4 +1,6 @@
-"""What the tests of the store are made of: jobs, workers, short ways to move them, and a DBA's hand."""
+"""What the tests of the store are made of: jobs, workers, short ways to move them, and a DBA's
+hand.
+"""
 
 from __future__ import annotations
 
@@ -141,9 +143,7 @@ def cancel(job: Job, **values: Any) -> Change:
     return job.move(Event.CANCEL, ended=AttemptState.CANCELLED, **values)
 
 
-def in_state(
-    database: Database, state: JobState, job: Job | None = None, **fields: Any
-) -> Job:
+def in_state(database: Database, state: JobState, job: Job | None = None, **fields: Any) -> Job:
     """A job of its own, or this one that runs, brought to a state by legal moves only."""
     job = job or running(database, **fields)
     path: dict[JobState, list[Change]] = {
@@ -195,7 +195,9 @@ def shift_clock(database: Database, seconds: float) -> None:
 
 
 class Hand:
-    """Bare SQL past the store, as a DBA would type it: `onward.` before a table, `:name` for values."""
+    """Bare SQL past the store, as a DBA would type it: `onward.` before a table, `:name` for
+    values.
+    """
 
     def __init__(self, database: Database) -> None:
         self.dialect = database.dialect
@@ -231,7 +233,9 @@ class Hand:
 
 
 def _sqlite(database: SqliteDatabase) -> Any:
-    """A connection of the library that the database uses: two libraries on one file break each other's locks."""
+    """A connection of the library that the database uses: two libraries on one file break each
+    other's locks.
+    """
     if database.driver.name == "sqlite3":
         return sqlite3.connect(database.path, isolation_level=None, timeout=10)
     connection = apsw.Connection(str(database.path))

@@ -39,7 +39,8 @@ def shared_postgres(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def wiped_postgres(shared_postgres: str) -> str:
-    """The URL of a migrated database without a row: wiping is ten times quicker than making another.
+    """The URL of a migrated database without a row: wiping is ten times quicker than making
+    another.
 
     A superuser's session is past the triggers, which let no live job be deleted.
     """

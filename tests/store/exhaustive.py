@@ -1,8 +1,10 @@
-"""Every move there could be, tried on a real database and held against the table of the life of a job.
+"""Every move there could be, tried on a real database and held against the table of the life of a
+job.
 
-Each function yields a line for every cell where the database does not do what `lifecycle.py` says: the tests of the
-tables demand that there is none, the tests of the guards that a broken guard yields one. Whatever is tried is rolled
-back, so a cell starts from jobs that were brought where they are by legal moves.
+Each function yields a line for every cell where the database does not do what `lifecycle.py` says:
+the tests of the tables demand that there is none, the tests of the guards that a broken guard
+yields one. Whatever is tried is rolled back, so a cell starts from jobs that were brought where
+they are by legal moves.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def specimens(database: Database) -> dict[JobState, Job]:
 
 
 class Tried(NamedTuple):
-    """What became of an operation that was rolled back: the ids it took, or why it was refused; and the jobs then."""
+    """What became of an operation that was rolled back: the ids it took, or why it was refused; and
+    the jobs then.
+    """
 
     taken: set[str]
     refused: str
@@ -111,7 +115,9 @@ class Move(NamedTuple):
 
     @property
     def legal(self) -> bool:
-        ends: Sequence[AttemptState | None] = sorted(ATTEMPT_ENDS.get((self.before, self.event), ()))
+        ends: Sequence[AttemptState | None] = sorted(
+            ATTEMPT_ENDS.get((self.before, self.event), ())
+        )
         return JOB_MOVES.get((self.before, self.event)) is self.after and (
             self.ended in (ends or [None])
         )
@@ -121,9 +127,11 @@ class Move(NamedTuple):
 
 
 def moves() -> Iterator[Move]:
-    """Every pair of states, with each event that leads to the second from anywhere, and each end it may bring.
+    """Every pair of states, with each event that leads to the second from anywhere, and each end it
+    may bring.
 
-    Where the table has the pair, only its own events: the databases compare states, not the words for them.
+    Where the table has the pair, only its own events: the databases compare states, not the words
+    for them.
     """
     for before, after in itertools.product(JobState, JobState):
         events = {event for (state, event), to in JOB_MOVES.items() if to is after}
@@ -155,7 +163,9 @@ def change_of(job: Job, move: Move) -> Change:
 
 
 def through_apply(database: Database) -> Iterator[str]:
-    """A change takes if its job is as it was seen and the table has the move; a stale one is passed over in silence."""
+    """A change takes if its job is as it was seen and the table has the move; a stale one is passed
+    over in silence.
+    """
     jobs = specimens(database)
     others = {state: register(database, lease=1e6) for state in JobState}
     rows = database.read(_rows)
@@ -183,7 +193,9 @@ def _as_seen(
     change = change_of(job, move)
     tried = _tried(database, store.apply([change]))
     moved = bool(tried.rows) and tried.rows[job.id][0] != job.state
-    if move.legal and move.event is not Event.CLAIM:  # A claim names an owner, which a change cannot.
+    if (
+        move.legal and move.event is not Event.CLAIM
+    ):  # A claim names an owner, which a change cannot.
         found = tried.rows.get(job.id, ())[:2]
         if tried.taken != {job.id} or found != (move.after, change.next_attempt):
             yield f"apply {move}, as seen: {tried.refused or 'it did not take'}"
@@ -242,7 +254,9 @@ def worker_in(database: Database, state: WorkerState) -> str:
 
 
 def attempted(dba: Hand, *statements: tuple[str, dict[str, Any]]) -> tuple[bool, str]:
-    """Whether statements were all carried out, or the message of the one that was refused; rolled back either way."""
+    """Whether statements were all carried out, or the message of the one that was refused; rolled
+    back either way.
+    """
     try:
         with dba.undone():
             for text, values in statements:
@@ -261,7 +275,9 @@ WHERE id = :id
 
 
 def by_update(database: Database) -> Iterator[str]:
-    """A DBA's UPDATE moves a live row only as the table says, with the next attempt, and never to another owner."""
+    """A DBA's UPDATE moves a live row only as the table says, with the next attempt, and never to
+    another owner.
+    """
     jobs = specimens(database)
     with hand(database) as dba:
         for before, after in itertools.product(LIVE, JobState):
@@ -321,7 +337,9 @@ def _finished_row(
 
 
 def by_leaving(database: Database) -> Iterator[str]:
-    """A live row is deleted only if the cold table has it, ended from the state, attempt and owner that it has."""
+    """A live row is deleted only if the cold table has it, ended from the state, attempt and owner
+    that it has.
+    """
     jobs = specimens(database)
     endings = [move for move in moves() if move.legal and move.after in TERMINAL]
     with hand(database) as dba:
@@ -391,7 +409,9 @@ VALUES (:job, 1, :state, :event, :worker, {now}, {now})
 
 
 def of_endings(database: Database) -> Iterator[str]:
-    """History takes the end of an attempt only with an event that ends it so and leaves its job live."""
+    """History takes the end of an attempt only with an event that ends it so and leaves its job
+    live.
+    """
     legal = {
         (event, end)
         for (before, event), after in JOB_MOVES.items()
@@ -416,9 +436,7 @@ VALUES (:id, 't', 'q', 0, :state, :attempt, {now}, :worker, {begun}, {dead}, {no
 def by_birth(database: Database) -> Iterator[str]:
     """A row is born waiting or queued, on its first attempt, with nothing charged."""
     with hand(database) as dba:
-        for state, attempt, failures, losses in itertools.product(
-            JobState, (1, 2), (0, 1), (0, 1)
-        ):
+        for state, attempt, failures, losses in itertools.product(JobState, (1, 2), (0, 1), (0, 1)):
             begun = state in OWNED or state is JobState.DEAD
             text = BIRTH.format(
                 now=dba.clock,
@@ -427,7 +445,9 @@ def by_birth(database: Database) -> Iterator[str]:
             )
             values = {"id": new_id(), "state": state.value, "attempt": attempt}
             values |= {"worker": new_id() if state in OWNED else None}
-            done, message = attempted(dba, (text, values | {"failures": failures, "losses": losses}))
+            done, message = attempted(
+                dba, (text, values | {"failures": failures, "losses": losses})
+            )
             if done != (state in BORN and (attempt, failures, losses) == (1, 0, 0)):
                 cell = f"attempt {attempt}, {failures} failures, {losses} losses"
                 yield f"birth as {state}, {cell}: {message or 'it was carried out'}"
@@ -466,10 +486,12 @@ def _worker_identity(database: Database, dba: Hand) -> Iterator[str]:
 
 
 def of_history(database: Database) -> Iterator[str]:
-    """No column of a closed attempt or of a finished job can be set, not even to what it is; no job changes its id."""
+    """No column of a closed attempt or of a finished job can be set, not even to what it is; no job
+    changes its id.
+    """
     jobs = specimens(database)
     with hand(database) as dba:
-        for table, key in (("attempt", "job"), ("finished", "id")):
+        for table, _ in (("attempt", "job"), ("finished", "id")):
             (row,) = dba.sql(f"SELECT count(*) FROM onward.{table}")
             if row[0] == 0:
                 yield f"onward.{table} is empty: nothing was tried"

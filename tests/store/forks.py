@@ -13,16 +13,20 @@ from typing import NoReturn
 
 Body = Callable[[], object]
 
-PATIENCE = float(os.environ.get("PAT","30"))
+PATIENCE = 4.0
 """How many seconds a child may take before it is taken to hang, and killed."""
 
 
 class Child:
-    """A forked child that runs a function and says what came of it: its answer as text, or its traceback."""
+    """A forked child that runs a function and says what came of it: its answer as text, or its
+    traceback.
+    """
 
     def __init__(self, body: Body) -> None:
         reader, writer = os.pipe()
-        with warnings.catch_warnings():  # Since Python 3.12 a fork beside threads is worth a warning.
+        with (
+            warnings.catch_warnings()
+        ):  # Since Python 3.12 a fork beside threads is worth a warning.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:

@@ -1,4 +1,6 @@
-"""Group commit: callers share a write, and whoever brings a bad row is the only one who hears of it."""
+"""Group commit: callers share a write, and whoever brings a bad row is the only one who hears of
+it.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Writer:
 
 
 def gathered(writer: Writer, items: Sequence[Sequence[int]]) -> list[BaseException | None]:
-    """Write each in a thread of its own, all of them while one write is under way; returns their errors."""
+    """Write each in a thread of its own, all of them while one write is under way; returns their
+    errors.
+    """
     coalescer: Coalescer[int] = Coalescer(writer)
     writer.gate.clear()
     with ThreadPoolExecutor(len(items) + 1) as pool:
@@ -102,7 +106,9 @@ def gather(request: pytest.FixtureRequest) -> Gather:
 
 
 def test_what_is_asked_during_a_write_shares_the_next(gather: Gather) -> None:
-    """Twenty callers, two writes: the first alone, since it does not wait for anybody, then all the others."""
+    """Twenty callers, two writes: the first alone, since it does not wait for anybody, then all the
+    others.
+    """
     writer = Writer()
     assert gather(writer, [[n] for n in range(1, 21)]) == [None] * 20
     assert [len(batch) for batch in writer.batches] == [1, 20]
@@ -114,7 +120,9 @@ def test_what_is_asked_during_a_write_shares_the_next(gather: Gather) -> None:
 def test_a_bad_row_is_refused_to_its_caller_and_to_nobody_else(
     gather: Gather, bad: set[int], value: int
 ) -> None:
-    """A batch that fails is cut in two until the bad rows are by themselves; their neighbours are written."""
+    """A batch that fails is cut in two until the bad rows are by themselves; their neighbours are
+    written.
+    """
     writer = Writer()
     errors = gather(writer, [[value if n in bad else n + 1] for n in range(20)])
     assert {n for n, error in enumerate(errors) if error is not None} == bad
@@ -132,7 +140,9 @@ def test_the_rows_of_one_caller_are_one_write(gather: Gather) -> None:
 
 
 def test_callers_behind_more_rows_than_one_write_takes_are_served(gather: Gather) -> None:
-    """Whoever is to write may find a full batch before itself: it goes on until its own rows are written."""
+    """Whoever is to write may find a full batch before itself: it goes on until its own rows are
+    written.
+    """
     writer = Writer()
     most = coalesce.MOST_PER_WRITE
     items = [list(range(1, most)) for _ in range(6)] + [[1], [2]]
@@ -142,7 +152,9 @@ def test_callers_behind_more_rows_than_one_write_takes_are_served(gather: Gather
 
 
 def test_whoever_gets_the_lock_first_writes_until_its_own_rows_are_written() -> None:
-    """The lock is given in no particular order: another's full batch may stand before ours, and be all that fits."""
+    """The lock is given in no particular order: another's full batch may stand before ours, and be
+    all that fits.
+    """
     writer = Writer()
     coalescer: Coalescer[int] = Coalescer(writer)
     before: Future[None] = Future()
@@ -191,7 +203,9 @@ class CountedCalls(Writer):
 
 
 def test_whoever_was_interrupted_leaves_nobody_waiting() -> None:
-    """A Ctrl-C in the thread that writes for all: it is raised there, and the others hear that nothing is known."""
+    """A Ctrl-C in the thread that writes for all: it is raised there, and the others hear that
+    nothing is known.
+    """
     writer = Writer()
     coalescer: Coalescer[int] = Coalescer(writer)
     writer.gate.clear()
@@ -294,7 +308,9 @@ def check_batch(
 
 
 def test_bad_rows_among_threads_that_share_a_commit(database: Database) -> None:
-    """A duplicate, an impossible value and text that is none: each fails alone, wholly, and nobody else does."""
+    """A duplicate, an impossible value and text that is none: each fails alone, wholly, and nobody
+    else does.
+    """
     calls, expected = a_batch(database)
     with held(database) as release, ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(database.enqueue, call) for call in calls]
@@ -353,10 +369,10 @@ def fails_half_way(job: NewJob) -> Op[None]:
     raise OwnError
 
 
-def together(
-    database: Database, *operations: Callable[[], Op[Any]]
-) -> list[Future[Any]]:
-    """Submit operations while the writer is busy with another, so that they share the next commit."""
+def together(database: Database, *operations: Callable[[], Op[Any]]) -> list[Future[Any]]:
+    """Submit operations while the writer is busy with another, so that they share the next
+    commit.
+    """
     assert isinstance(database, SqliteDatabase)
     busy, go_on = threading.Event(), threading.Event()
 

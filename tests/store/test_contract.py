@@ -79,7 +79,9 @@ def test_an_enqueued_job_is_queued_with_all_that_was_given(database: Database) -
 
 
 def test_a_delay_and_a_time_set_the_due_time_which_is_never_in_the_past(database: Database) -> None:
-    """The database's clock decides; a time long gone means now, so nothing lands behind the claim's position."""
+    """The database's clock decides; a time long gone means now, so nothing lands behind the claim's
+    position.
+    """
     far = time.time() + 5000
     jobs = [new_job(delay=60.0), new_job(run_at=far), new_job(run_at=1.0), new_job(delay=-60.0)]
     database.run(store.enqueue, jobs)
@@ -91,7 +93,9 @@ def test_a_delay_and_a_time_set_the_due_time_which_is_never_in_the_past(database
 
 
 def test_a_duplicate_id_is_refused_and_nothing_of_the_batch_is_written(database: Database) -> None:
-    """The first try of an enqueue is a plain insert: an id that is there already is an error, never a silent skip."""
+    """The first try of an enqueue is a plain insert: an id that is there already is an error, never
+    a silent skip.
+    """
     first, fresh = new_job(), new_job()
     database.run(store.enqueue, [first])
     with pytest.raises(Duplicate):
@@ -135,7 +139,9 @@ def test_enqueue_again_writes_what_is_missing_and_leaves_the_rest(database: Data
 
 @pytest.mark.parametrize("state", JobState)
 def test_enqueue_again_meets_itself_in_any_state(database: Database, state: JobState) -> None:
-    """Also a job that is long over is not made a second time, and a running one is not disturbed."""
+    """Also a job that is long over is not made a second time, and a running one is not
+    disturbed.
+    """
     job = in_state(database, state)
     again = new_job(id=job.id)
     assert database.run(store.enqueue_again, [again]) == set()
@@ -148,7 +154,9 @@ def test_enqueue_again_meets_itself_in_any_state(database: Database, state: JobS
 def test_an_id_of_another_call_is_a_conflict(
     database: Database, state: JobState, other: dict[str, Any]
 ) -> None:
-    """The same id means the same call: a second meaning is an error, and its batch leaves no trace."""
+    """The same id means the same call: a second meaning is an error, and its batch leaves no
+    trace.
+    """
     job = in_state(database, state)
     fresh = new_job()
     with pytest.raises(IdConflict, match=job.id):
@@ -166,7 +174,9 @@ def test_an_id_that_is_written_twice_in_one_repeat_is_one_job(database: Database
 
 
 def test_an_enqueue_says_whether_a_worker_waits_to_be_woken(database: Database) -> None:
-    """Only PostgreSQL has to be told; there the answer follows the workers' own word, and only active ones count."""
+    """Only PostgreSQL has to be told; there the answer follows the workers' own word, and only
+    active ones count.
+    """
     assert database.run(store.enqueue, [new_job()]) is False
     worker = register(database)
     answers = [database.run(store.enqueue, [new_job()])]
@@ -183,7 +193,9 @@ def test_an_enqueue_says_whether_a_worker_waits_to_be_woken(database: Database) 
 
 
 def test_a_claim_takes_due_jobs_in_order_and_makes_them_running(database: Database) -> None:
-    """Within a lane the oldest due time goes first, and of equals the smaller id; each is then owned and started."""
+    """Within a lane the oldest due time goes first, and of equals the smaller id; each is then
+    owned and started.
+    """
     worker = register(database)
     base = time.time() + 1
     jobs = [new_job(run_at=base + n % 3) for n in range(9)]
@@ -214,7 +226,9 @@ def test_a_claim_takes_no_more_than_its_limit(database: Database) -> None:
 
 
 def test_a_claim_goes_on_where_the_last_one_ended(database: Database) -> None:
-    """The position is exclusive and compares due time, then id; from the start everything is seen again."""
+    """The position is exclusive and compares due time, then id; from the start everything is seen
+    again.
+    """
     worker = register(database)
     ids = enqueue(database, 6)
     first = claimed(database, worker, 2)
@@ -227,7 +241,9 @@ def test_a_claim_goes_on_where_the_last_one_ended(database: Database) -> None:
 
 
 def test_a_position_survives_its_way_through_the_client_exactly(database: Database) -> None:
-    """Due times come back as numbers; none may be skipped or met twice for a rounding of the last digit."""
+    """Due times come back as numbers; none may be skipped or met twice for a rounding of the last
+    digit.
+    """
     worker = register(database)
     ids = [id_ for _ in range(40) for id_ in enqueue(database, 1, delay=random.random() / 1000)]
     shift_clock(database, 5)
@@ -240,7 +256,9 @@ def test_a_position_survives_its_way_through_the_client_exactly(database: Databa
 
 
 def test_lanes_come_with_the_highest_priority_first(database: Database) -> None:
-    """Each (queue, priority) pair with queued jobs is there once, with the time until its first is due."""
+    """Each (queue, priority) pair with queued jobs is there once, with the time until its first is
+    due.
+    """
     for priority in (0, 100, -100, 0):
         enqueue(database, 1, priority=priority)
     enqueue(database, 1, queue="mail", delay=50.0)
@@ -275,7 +293,9 @@ def test_a_job_that_is_not_due_is_not_claimed(database: Database) -> None:
 
 
 def test_tasks_that_the_worker_does_not_know_are_passed_over(database: Database) -> None:
-    """A rolling deploy: the old worker takes what it knows, in order, and leaves the new tasks to new workers."""
+    """A rolling deploy: the old worker takes what it knows, in order, and leaves the new tasks to
+    new workers.
+    """
     worker = register(database)
     enqueue(database, 3, task="new.task")
     known = enqueue(database, 2)
@@ -327,7 +347,9 @@ def test_success_moves_the_job_to_the_cold_table_with_its_last_attempt(database:
 
 
 def test_a_retry_closes_the_attempt_and_queues_the_next(database: Database) -> None:
-    """The failure is history, its error kept; the job waits its delay, on the database's clock, with the next number."""
+    """The failure is history, its error kept; the job waits its delay, on the database's clock,
+    with the next number.
+    """
     job = running(database)
     shift_clock(database, 1000)
     assert apply(database, retry(job, delay=30.0)) == {job.id}
@@ -402,7 +424,9 @@ def test_every_move_of_a_running_job_is_written(database: Database, event: str) 
 def test_a_cancelling_job_ends_and_its_attempt_keeps_its_own_outcome(
     database: Database, ended: AttemptState, reason: str | None
 ) -> None:
-    """The job is cancelled, or succeeded if it returned; history tells how the attempt itself ended."""
+    """The job is cancelled, or succeeded if it returned; history tells how the attempt itself
+    ended.
+    """
     job = in_state(database, JobState.CANCELLING)
     done = ended is AttemptState.SUCCEEDED
     change = succeed(job) if done else job.move(Event.CANCEL, ended=ended, reason=reason)
@@ -457,7 +481,9 @@ def test_a_dead_job_is_discarded_and_its_last_error_stays(database: Database) ->
 
 
 def test_attempts_are_numbered_without_gaps_through_a_long_life(database: Database) -> None:
-    """Each number is given out once and closed once, whatever ended it, and the last stands with the finished job."""
+    """Each number is given out once and closed once, whatever ended it, and the last stands with
+    the finished job.
+    """
     worker = register(database)
     (id_,) = enqueue(database, max_attempts=10)
     moves = [retry, release, EVENTS["recover"][0], EVENTS["snooze"][0], retry, succeed]
@@ -505,7 +531,9 @@ def test_a_batch_of_many_moves_says_which_took(database: Database) -> None:
 
 
 def test_of_two_changes_of_one_job_the_first_counts(database: Database) -> None:
-    """A batch may decide one job twice; the second is then as stale as if it had come a moment later."""
+    """A batch may decide one job twice; the second is then as stale as if it had come a moment
+    later.
+    """
     for first, second, state in [(succeed, retry, "succeeded"), (retry, succeed, "queued")]:
         job = running(database)
         assert apply(database, first(job), second(job)) == {job.id}
@@ -533,7 +561,9 @@ STALE: dict[str, dict[str, Any]] = {
 def test_a_writer_that_saw_something_else_changes_nothing(
     database: Database, wrong: str, make: Callable[[Job], Change]
 ) -> None:
-    """A worker that lost the job never writes to it: no state, no history, no counter, and no error either."""
+    """A worker that lost the job never writes to it: no state, no history, no counter, and no error
+    either.
+    """
     worker = register(database)
     first = running(database, worker)
     apply(database, release(first))
@@ -595,7 +625,9 @@ def test_a_success_without_a_result_is_refused(database: Database) -> None:
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_look_recognises_a_change_whose_answer_was_lost(database: Database, event: str) -> None:
-    """The change took and nobody heard of it: looking again says so, so that it is not called refused."""
+    """The change took and nobody heard of it: looking again says so, so that it is not called
+    refused.
+    """
     job = running(database)
     change = EVENTS[event][0](job)
     assert database.run(store.look, change) == (job, False)
@@ -611,7 +643,9 @@ def test_a_look_recognises_a_change_whose_answer_was_lost(database: Database, ev
 
 
 def test_a_look_does_not_take_another_writers_change_for_its_own(database: Database) -> None:
-    """The same job moved, but by somebody else or in another way: the writer learns what is there now."""
+    """The same job moved, but by somebody else or in another way: the writer learns what is there
+    now.
+    """
     job = running(database)
     apply(database, EVENTS["recover"][0](job))  # The sweeper was faster.
     for mine in (retry(job), succeed(job), bury(job)):
@@ -632,7 +666,9 @@ def test_a_look_at_a_job_that_is_gone_finds_nothing(database: Database) -> None:
 
 
 def test_a_refused_write_is_kept_with_what_was_expected_and_found(database: Database) -> None:
-    """A late result of a lost attempt is data, newest first, to be asked for by job or all together."""
+    """A late result of a lost attempt is data, newest first, to be asked for by job or all
+    together.
+    """
     job = running(database)
     other = running(database)
     late = succeed(job, '"late"')
@@ -683,7 +719,9 @@ def test_a_move_reads_decides_and_writes_as_one(database: Database) -> None:
 
 
 def test_a_move_that_was_overtaken_decides_again(database: Database) -> None:
-    """The world moves on between reading and writing: the second decision is made on what is there then."""
+    """The world moves on between reading and writing: the second decision is made on what is there
+    then.
+    """
     job = running(database)
     seen: list[Job] = []
 
@@ -827,10 +865,10 @@ def test_a_caller_that_gives_up_leaves_the_database_usable(database: Database) -
 
     async def impatient() -> None:
         for _ in range(20):
-            task = asyncio.create_task(database.aenqueue([new_job() for _ in range(50)]))
+            waiting = asyncio.gather(database.aenqueue([new_job() for _ in range(50)]))
             await asyncio.sleep(random.random() / 500)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
         await database.aenqueue([new_job()])
 
     in_loop(database, impatient)

@@ -68,7 +68,9 @@ def test_a_job_that_does_not_exist_is_not_found(database: Database) -> None:
 
 
 def test_the_clock_is_the_databases_own(database: Database) -> None:
-    """Every time comes from there, so it can be set for a test, and an hour's error of a worker does no harm."""
+    """Every time comes from there, so it can be set for a test, and an hour's error of a worker
+    does no harm.
+    """
     assert database.read(store.now) == pytest.approx(time.time(), abs=2)
     shift_clock(database, 7200)
     assert database.read(store.now) == pytest.approx(time.time() + 7200, abs=2)
@@ -106,9 +108,7 @@ def test_the_list_filters_by_state_queue_and_task_as_they_are_written(database: 
 def test_the_list_shows_what_a_table_needs(database: Database) -> None:
     """The columns stand in the order in which the screens read them."""
     job = in_state(database, JobState.CANCELLED)
-    (row,) = rows(
-        database, "list", before=None, state=None, queue=None, task=None, limit=10
-    )
+    (row,) = rows(database, "list", before=None, state=None, queue=None, task=None, limit=10)
     record = database.read(store.record, job.id)
     assert row[:7] == (job.id, job.task, job.queue, 0, "cancelled", 1, job.worker)
     assert row[7:11] == (job.max_attempts, job.max_losses, job.failures, job.losses)
@@ -276,7 +276,9 @@ def test_pruning_leaves_other_states_and_live_jobs_alone(database: Database) -> 
 
 @pytest.mark.parametrize("calls", range(1, 12))
 def test_a_prune_is_one_moment_while_time_goes_on(sqlite: Database, calls: int) -> None:
-    """A job that comes of age between the parts of one step waits for the next, so no history loses its job."""
+    """A job that comes of age between the parts of one step waits for the next, so no history loses
+    its job.
+    """
     assert isinstance(sqlite, SqliteDatabase)
     id_ = aged(sqlite, JobState.SUCCEEDED, 900)
     ended = sqlite.read(store.record, id_).finished_at

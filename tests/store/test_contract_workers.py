@@ -1,4 +1,6 @@
-"""What every database must show alike about workers: leases, losses, sweeps, and what a worker owns."""
+"""What every database must show alike about workers: leases, losses, sweeps, and what a worker
+owns.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,9 @@ def test_draining_and_stopping_go_forward_only(database: Database) -> None:
 
 @pytest.mark.parametrize("draining", [False, True])
 def test_a_proven_death_ends_the_lease_at_once(database: Database, draining: bool) -> None:
-    """An exit status or a free lock needs no waiting: the lease ends now, so that it does not outlive the worker."""
+    """An exit status or a free lock needs no waiting: the lease ends now, so that it does not
+    outlive the worker.
+    """
     worker = register(database, lease=3600.0)
     if draining:
         database.run(store.drain, worker)
@@ -187,8 +191,12 @@ def test_a_worker_is_declared_lost_only_with_the_lease_that_was_seen_over(
 
 
 def test_a_sweep_takes_back_every_job_of_workers_that_are_gone(database: Database) -> None:
-    """Lost, stopped and unknown owners alike; the jobs of live and draining workers are left alone."""
-    owners: dict[str, str] = {name: register(database) for name in ("live", "drains", "gone", "off")}
+    """Lost, stopped and unknown owners alike; the jobs of live and draining workers are left
+    alone.
+    """
+    owners: dict[str, str] = {
+        name: register(database) for name in ("live", "drains", "gone", "off")
+    }
     jobs = {name: running(database, worker) for name, worker in owners.items()}
     database.run(store.drain, owners["drains"])
     database.run(store.lose, owners["gone"], "signal 9")
@@ -205,7 +213,9 @@ def test_a_sweep_takes_back_every_job_of_workers_that_are_gone(database: Databas
 
 
 def test_a_sweep_finds_a_job_whose_worker_is_not_even_known(database: Database) -> None:
-    """A claim that committed under a worker that was pruned, or under a forged one, is not in limbo."""
+    """A claim that committed under a worker that was pruned, or under a forged one, is not in
+    limbo.
+    """
     job = running(database)
     assert job.worker is not None
     database.run(store.stop, job.worker, "done")
@@ -216,7 +226,9 @@ def test_a_sweep_finds_a_job_whose_worker_is_not_even_known(database: Database) 
 
 
 def test_a_sweep_decides_by_the_policy(database: Database) -> None:
-    """Within its budget a job is recovered, beyond it buried, and one that was to stop is cancelled."""
+    """Within its budget a job is recovered, beyond it buried, and one that was to stop is
+    cancelled.
+    """
     worker = register(database)
     within = running(database, worker, max_losses=1)
     beyond = running(database, worker, max_losses=0)
@@ -232,7 +244,9 @@ def test_a_sweep_decides_by_the_policy(database: Database) -> None:
 
 
 def test_a_sweep_goes_in_steps_of_its_limit_in_id_order(database: Database) -> None:
-    """A full answer means that there may be more, so nothing is left behind however many there are."""
+    """A full answer means that there may be more, so nothing is left behind however many there
+    are.
+    """
     worker = register(database)
     ids = enqueue(database, 5)
     claim(database, worker)
@@ -242,7 +256,9 @@ def test_a_sweep_goes_in_steps_of_its_limit_in_id_order(database: Database) -> N
 
 
 def test_a_sweep_that_fails_takes_nothing(database: Database) -> None:
-    """All of a sweep is one transaction: an error in the decision leaves the jobs for the next one."""
+    """All of a sweep is one transaction: an error in the decision leaves the jobs for the next
+    one.
+    """
     worker = register(database)
     enqueue(database, 3)
     jobs = claim(database, worker)
@@ -272,7 +288,9 @@ def test_two_sweepers_take_each_job_once(database: Database) -> None:
 
 
 def test_a_late_result_of_a_swept_job_takes_nothing(database: Database) -> None:
-    """The zombie comes back after its job went on, even after the same job runs again: it writes to neither."""
+    """The zombie comes back after its job went on, even after the same job runs again: it writes to
+    neither.
+    """
     job = running(database)
     assert job.worker is not None
     database.run(store.lose, job.worker, "killed")
@@ -287,7 +305,9 @@ def test_a_late_result_of_a_swept_job_takes_nothing(database: Database) -> None:
 
 
 def test_a_worker_can_ask_what_it_owns_and_what_is_to_stop(database: Database) -> None:
-    """With every beat it compares this with what it holds, so nothing sits under a live lease for ever."""
+    """With every beat it compares this with what it holds, so nothing sits under a live lease for
+    ever.
+    """
     worker, other = register(database), register(database)
     jobs = [running(database, worker), running(database, worker)]
     running(database, other)

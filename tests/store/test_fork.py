@@ -57,7 +57,9 @@ if pid:
 
 
 def test_a_child_that_ends_in_order_does_not_end_its_parents_sessions(database: Database) -> None:
-    """At its end an interpreter lets go of all that it has: what it got from its parent is not its own to close."""
+    """At its end an interpreter lets go of all that it has: what it got from its parent is not its
+    own to close.
+    """
     driver = database.driver.name if isinstance(database, SqliteDatabase) else "apsw"
     url = database.shown_url if isinstance(database, SqliteDatabase) else database.url  # type: ignore[attr-defined]
     run = subprocess.run(
@@ -118,7 +120,9 @@ def test_a_child_that_outlives_the_parents_connections_loses_nothing(database: D
 
 
 def test_a_fork_while_other_threads_write_harms_neither(database: Database) -> None:
-    """A fork may come at any moment of a commit; no thread of the parent fails, and no child hangs."""
+    """A fork may come at any moment of a commit; no thread of the parent fails, and no child
+    hangs.
+    """
     stop = threading.Event()
     written: list[int] = []
     errors: list[BaseException] = []
@@ -174,7 +178,9 @@ def test_a_claim_and_a_finish_may_lie_on_both_sides_of_a_fork(database: Database
 
 
 def test_a_listener_hears_of_what_a_child_wrote_during_the_fork(sqlite: Database) -> None:
-    """A fork closes the connection that watches the file; what was missed meanwhile counts as a hint."""
+    """A fork closes the connection that watches the file; what was missed meanwhile counts as a
+    hint.
+    """
     import asyncio
 
     async def main() -> tuple[bool, bool, bool]:

@@ -1,8 +1,9 @@
-"""Breaking any one guard is noticed: for each there is a seeded fault that makes the exhaustive check fail.
+"""Breaking any one guard is noticed: for each there is a seeded fault that makes the exhaustive
+check fail.
 
-A checker that cannot fail is worth nothing. So each guard is taken away by itself, a condition out of a statement, a
-trigger or a CHECK out of the schema, a cell out of the table, and the check that covers it must report a violation,
-although the other guards still stand.
+A checker that cannot fail is worth nothing. So each guard is taken away by itself, a condition out
+of a statement, a trigger or a CHECK out of the schema, a cell out of the table, and the check that
+covers it must report a violation, although the other guards still stand.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ CONDITIONS: dict[str, Condition] = {
 
 
 def without(text: str, condition: str) -> str:
-    """The statement with a condition taken out wherever it stands, for whatever name the row has there."""
+    """The statement with a condition taken out wherever it stands, for whatever name the row has
+    there.
+    """
     pattern = re.escape(condition)
     for name in ("job", "j", "c"):
         pattern = pattern.replace(re.escape("{" + name + "}"), r"[\w.]+")
@@ -157,7 +160,9 @@ def without(text: str, condition: str) -> str:
 def test_a_condition_that_is_taken_out_of_a_statement_is_noticed(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, open_empty: Open, name: str
 ) -> None:
-    """Every UPDATE names what it expects; without any one of these words a stale writer would be heard."""
+    """Every UPDATE names what it expects; without any one of these words a stale writer would be
+    heard.
+    """
     condition = CONDITIONS[name]
     spelt = condition.sqlite if dialect(request) == "sqlite" else condition.postgres
     twin = statements.twins()[condition.statement]
@@ -317,7 +322,9 @@ def test_a_move_that_is_spelt_wrong_in_the_trigger_is_noticed(
 
 
 def test_the_trigger_lists_every_live_move_and_no_other(open_empty: Open) -> None:
-    """The arrows above are those of the table, so that no line of the trigger goes without its fault."""
+    """The arrows above are those of the table, so that no line of the trigger goes without its
+    fault.
+    """
     live = {f"{before} > {to}" for (before, _), to in JOB_MOVES.items() if to not in TERMINAL}
     assert set(ARROWS) == live
     text = migrate.migrations(open_empty().dialect)[0].text
@@ -345,7 +352,9 @@ COMPARISONS = {
 def test_a_comparison_that_is_taken_out_of_a_trigger_is_noticed(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, open_empty: Open, name: str
 ) -> None:
-    """A row in the cold table lets a live one go only if it is about the same state, attempt and owner."""
+    """A row in the cold table lets a live one go only if it is about the same state, attempt and
+    owner.
+    """
     text = COMPARISONS[name][dialect(request) == "postgres"]
 
     def break_(migration: str) -> str:
@@ -372,7 +381,9 @@ def covering(move: tuple[JobState, Event]) -> Check:
 def test_a_cell_that_is_taken_out_of_the_table_is_noticed(
     monkeypatch: pytest.MonkeyPatch, open_empty: Open, move: tuple[JobState, Event]
 ) -> None:
-    """The databases still allow what Python no longer knows: the three guards are one table, or the check fails."""
+    """The databases still allow what Python no longer knows: the three guards are one table, or the
+    check fails.
+    """
     check = covering(move)
     specimens = exhaustive.specimens
 
@@ -403,7 +414,9 @@ def test_a_cell_that_only_python_has_is_noticed(
     move: tuple[JobState, Event],
     after: JobState,
 ) -> None:
-    """A new move is in the table, the trigger and the statements, or the check says that it is not."""
+    """A new move is in the table, the trigger and the statements, or the check says that it is
+    not.
+    """
     database = open_empty()
     monkeypatch.setitem(JOB_MOVES, move, after)  # type: ignore[type-var]
     assert first(exhaustive.through_apply, database)

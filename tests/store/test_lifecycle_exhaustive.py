@@ -1,4 +1,6 @@
-"""Python, SQL and the databases' own guards agree about every move there could be; see `exhaustive.py`."""
+"""Python, SQL and the databases' own guards agree about every move there could be; see
+`exhaustive.py`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_the_database_does_what_the_tables_say(
 
 
 def test_every_pair_of_states_is_tried() -> None:
-    """The enumeration leaves no pair out, and has every legal move with every end of its attempt."""
+    """The enumeration leaves no pair out, and has every legal move with every end of its
+    attempt.
+    """
     tried = list(moves())
     assert {(move.before, move.after) for move in tried} == {
         (before, after) for before in JobState for after in JobState
@@ -45,7 +49,9 @@ def test_every_pair_of_states_is_tried() -> None:
 
 
 def test_each_specimen_is_in_its_state(database: Database) -> None:
-    """The jobs that the moves are tried on were brought where they are by legal moves, and are on a later attempt."""
+    """The jobs that the moves are tried on were brought where they are by legal moves, and are on a
+    later attempt.
+    """
     jobs = specimens(database)
     assert {state: job.state for state, job in jobs.items()} == {state: state for state in JobState}
     assert min(job.attempt for job in jobs.values()) == 2
@@ -54,7 +60,9 @@ def test_each_specimen_is_in_its_state(database: Database) -> None:
 
 @pytest.mark.parametrize("state", LIVE)
 def test_a_refused_move_says_what_was_refused(database: Database, state: JobState) -> None:
-    """A DBA reads which table, which move and which job, with an arrow, and where the legal ones stand."""
+    """A DBA reads which table, which move and which job, with an arrow, and where the legal ones
+    stand.
+    """
     job = in_state(database, state)
     with hand(database) as dba:
         values = {"state": state.value, "more": 1, "worker": job.worker, "id": job.id}

@@ -67,7 +67,7 @@ def test_a_queued_job_cannot_succeed_without_running(database: Database) -> None
     """Not by the model, not by a change made by hand, and not by bare SQL: it stays queued."""
     (id_,) = enqueue(database)
     job = get(database, id_)
-    with pytest.raises(IllegalTransition, match="cannot succeed job .* it is queued"):
+    with pytest.raises(IllegalTransition, match=r"cannot succeed job .* it is queued"):
         succeed(job)
 
     worker = register(database)
@@ -128,7 +128,9 @@ def test_a_completed_attempt_cannot_change(database: Database) -> None:
 
 
 def test_two_workers_cannot_both_claim_the_same_job(database: Database) -> None:
-    """Four workers, each with a database of its own, race for the same jobs: every job has exactly one owner."""
+    """Four workers, each with a database of its own, race for the same jobs: every job has exactly
+    one owner.
+    """
     racers = 4
     with ExitStack() as stack:
         databases = [stack.enter_context(opened(database)) for _ in range(racers)]

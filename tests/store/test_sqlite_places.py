@@ -1,4 +1,6 @@
-"""Where a SQLite file cannot be, cannot be written or cannot be had just now: what is said, and that it heals."""
+"""Where a SQLite file cannot be, cannot be written or cannot be had just now: what is said, and
+that it heals.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ from tests.store.forks import without_privileges
     ],
 )
 def test_a_url_that_leads_nowhere_is_refused_with_one_that_does(url: str, words: str) -> None:
-    """The mistake is told when the app is made, before anything is opened, with a spelling that works."""
+    """The mistake is told when the app is made, before anything is opened, with a spelling that
+    works.
+    """
     with pytest.raises(InvalidOption, match=words) as caught:
         open_database(url)
     assert "sqlite:///" in caught.value.fix or "full" in caught.value.fix
@@ -86,7 +90,9 @@ def test_any_file_name_can_be_used(tmp_path: Path, name: str) -> None:
     assert (tmp_path / unquote(name)).exists()
 
 
-def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An app that changes its directory later still finds its jobs."""
     monkeypatch.chdir(tmp_path)
     with closing(open_database("sqlite:///jobs.db")) as database:
@@ -98,7 +104,9 @@ def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.
     assert not (other / "jobs.db").exists()
 
 
-@pytest.mark.parametrize(("asked", "level"), [("", 2), ("?synchronous=normal", 1), ("?synchronous=EXTRA", 3)])
+@pytest.mark.parametrize(
+    ("asked", "level"), [("", 2), ("?synchronous=normal", 1), ("?synchronous=EXTRA", 3)]
+)
 def test_a_commit_is_as_durable_as_asked(tmp_path: Path, asked: str, level: int) -> None:
     """By default it survives a power cut; less is said in the URL, never chosen silently."""
     with closing(open_database(f"sqlite:///{tmp_path}/onward.db{asked}")) as database:
@@ -280,9 +288,13 @@ def test_a_full_disk_is_told_to_all_and_heals(
 
     monkeypatch.setattr(sqlite.driver, "open", small, raising=False)
     sqlite.close()
-    with pytest.raises(DatabaseUnavailable) as caught:
+
+    def fill() -> None:
         for _ in range(1000):
             sqlite.enqueue([new_job(args='"' + "x" * 5000 + '"')])
+
+    with pytest.raises(DatabaseUnavailable) as caught:
+        fill()
     assert caught.value.why == "the disk is full"
     counted = sqlite.read(store.counts)["queued"]
     full.clear()
@@ -307,7 +319,9 @@ def test_a_write_waits_for_another_process(sqlite: Database) -> None:
 def test_a_file_that_is_held_too_long_is_unavailable_and_heals(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process inside a transaction holds the file for all: everyone hears why, and nothing was written."""
+    """A stopped process inside a transaction holds the file for all: everyone hears why, and
+    nothing was written.
+    """
     monkeypatch.setattr(adapter, "BUSY_SECONDS", 0.2)
     sqlite.close()
     with hand(sqlite) as dba, ThreadPoolExecutor(4) as pool:
@@ -324,7 +338,9 @@ def test_a_file_that_is_held_too_long_is_unavailable_and_heals(
 
 
 def test_many_processes_worth_of_writers_share_a_file(sqlite: Database) -> None:
-    """Several databases write at once: each waits its turn, and nobody is told that the file is locked."""
+    """Several databases write at once: each waits its turn, and nobody is told that the file is
+    locked.
+    """
     count = 4
 
     def write(number: int) -> None:

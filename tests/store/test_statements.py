@@ -1,4 +1,6 @@
-"""The statements themselves: complete, alike in both dialects, accepted by both databases, and never put together."""
+"""The statements themselves: complete, alike in both dialects, accepted by both databases, and
+never put together.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,18 @@ def test_a_statement_has_both_dialects_and_a_reason(name: str) -> None:
 
 @every_statement
 def test_twins_have_the_same_parameters(name: str) -> None:
-    """One operation hands the same values to either: a parameter that only one knows is a mistake in the other."""
+    """One operation hands the same values to either: a parameter that only one knows is a mistake
+    in the other.
+    """
     texts = twins()[name].texts
     assert placeholders(texts["sqlite"]) == placeholders(texts["postgres"])
 
 
 @every_statement
 def test_a_statement_for_postgres_is_one_statement(name: str) -> None:
-    """What follows a semicolon would not run under the extended protocol; SQLite's steps are run one by one."""
+    """What follows a semicolon would not run under the extended protocol; SQLite's steps are run
+    one by one.
+    """
     assert ";" not in postgres_text(name)
     assert sqlite_text(name)
     assert all(";" not in re.sub(r"'[^']*'", "", step) for step in sqlite_text(name))
@@ -67,7 +73,9 @@ def test_a_statement_for_postgres_is_one_statement(name: str) -> None:
 
 @every_statement
 def test_every_spelling_says_the_same(name: str) -> None:
-    """psycopg's and asyncpg's placeholders are those of the file, each with its name, in its place."""
+    """psycopg's and asyncpg's placeholders are those of the file, each with its name, in its
+    place.
+    """
     text = postgres_text(name)
     assert psycopg_text(name, "onward") % {p: f":{p}" for p in placeholders(text)} == text
     numbered, names = numbered_text(name, "onward")
@@ -115,15 +123,19 @@ def sqlite_hand(
 
 @every_statement
 def test_sqlite_accepts_the_statement(sqlite_hand: Hand, name: str) -> None:
-    """Prepared against today's schema: every table, column and function is there, in both libraries."""
+    """Prepared against today's schema: every table, column and function is there, in both
+    libraries.
+    """
     for step in sqlite_text(name):
-        values = {placeholder: None for placeholder in placeholders(step)}
+        values = dict.fromkeys(placeholders(step))
         assert sqlite_hand.connection.execute(f"EXPLAIN {step}", values).fetchall()
 
 
 @every_statement
 def test_postgres_accepts_the_statement(pg: Database, name: str) -> None:
-    """Prepared with untyped parameters, as asyncpg has them: each type can be told from where it stands."""
+    """Prepared with untyped parameters, as asyncpg has them: each type can be told from where it
+    stands.
+    """
     assert isinstance(pg, PostgresDatabase)
     text, names = numbered_text(name, pg.schema)
     with psycopg.connect(pg.url, autocommit=True) as connection:
@@ -178,7 +190,9 @@ def test_a_statement_is_used(name: str) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_no_sql_is_put_together_from_pieces(source: Path) -> None:
-    """A statement with a value in its text is an injection in waiting, and a text that no DBA can look up."""
+    """A statement with a value in its text is an injection in waiting, and a text that no DBA can
+    look up.
+    """
     built: list[str] = []
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):
@@ -204,5 +218,5 @@ def test_a_statement_that_is_written_twice_is_an_error(
     (folder / "a.sql").write_text(text)
     (folder / "b.sql").write_text(text)
     monkeypatch.setattr(statements.resources, "files", lambda package: tmp_path)
-    with pytest.raises(ValueError, match="b.sql: the statement now is written twice"):
+    with pytest.raises(ValueError, match=r"b\.sql: the statement now is written twice"):
         twins.__wrapped__()
