@@ -24,6 +24,9 @@ from tests.support.workers import RunningWorker, wait_until
 SHORT: dict[str, Any] = {"lease": 1.5, "beat": 0.4, "sweep": 0.3}
 """Leases that tests can wait for."""
 
+BUSY = 4.0
+"""Seconds that a busy machine may add to what is said to take so long."""
+
 LIVE = ("queued", "running", "cancelling", "waiting")
 
 

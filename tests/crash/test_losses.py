@@ -12,6 +12,7 @@ from onward.task import Task
 from tests.crash import jobs
 from tests.crash.conftest import Open
 from tests.crash.field import (
+    BUSY,
     SHORT,
     enqueue,
     kill,
@@ -23,8 +24,8 @@ from tests.support import history, tasks
 from tests.support.ledger import Ledger
 from tests.support.workers import running, wait_until
 
-RECOVERED_IN = SHORT["lease"] + 2 * SHORT["sweep"] + 2.0
-"""Within so many seconds of a worker's death its jobs are runnable again, or dead: L + 2S + 2."""
+RECOVERED_IN = SHORT["lease"] + 2 * SHORT["sweep"] + 2.0 + BUSY
+"""Within so many seconds of a worker's death its jobs run again, or are dead: L + 2S + 2."""
 
 # --- who it was -----------------------------------------------------------------------------------
 
@@ -63,7 +64,7 @@ def test_the_last_attempt_is_lost_while_nobody_watches(
     time.sleep(0.5)
     assert app.get(id_).state == "running"
     with running(database_url, queues=[("elsewhere", None)], ledger=ledger):
-        wait_for_state(app, id_, "dead" if max_attempts == 1 else "queued", 6)
+        wait_for_state(app, id_, "dead" if max_attempts == 1 else "queued", RECOVERED_IN)
     found = history.check(app.database, ledger, [id_])
     assert history.outcomes(found, id_) == ["lost (lost)"]
     assert len(found.bodies) == 1
@@ -84,7 +85,7 @@ def test_a_job_that_is_asked_to_stop_when_its_worker_dies_is_cancelled(
         else:
             worker.kill()
         with running(database_url, ledger=ledger):
-            wait_for_state(app, id_, "cancelled", 8)
+            wait_for_state(app, id_, "cancelled", RECOVERED_IN)
     found = history.check(app.database, ledger, [id_])
     assert history.outcomes(found, id_) == ["lost (lost)"]
     assert len(found.bodies) == 1

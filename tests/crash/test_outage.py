@@ -124,7 +124,7 @@ def test_an_outage_does_not_fill_the_memory(
         (second,) = enqueue(app, [tasks.echo.call(2)])
         wait_for_state(app, second, "succeeded", 20)
         assert worker.running
-        assert len(worker.log().splitlines()) < 60 + 30 * seconds
+        assert len(worker.log().splitlines()) < 30 + seconds / 6, "the log is flooded"
         assert "Traceback" not in worker.log()
     history.check(app.database, ledger, [first, second])
 

@@ -166,7 +166,8 @@ def read_only(folder: Path) -> Iterator[None]:
             pytest.skip(f"needs root and a file system with immutable files: {run.stderr.strip()}")
         yield
     finally:
-        subprocess.run(["chattr", "-f", "-i", *paths], check=False)
+        undo = subprocess.run(["chattr", "-R", "-i", folder], capture_output=True, check=False)
+    assert not undo.returncode, undo.stderr
 
 
 def test_a_file_that_becomes_read_only_stops_claims_and_keeps_results(
@@ -192,7 +193,7 @@ def test_a_file_that_becomes_read_only_stops_claims_and_keeps_results(
         wait_for_state(app, waiting, "succeeded", 5)
         assert worker.pids() == pids
         assert "Traceback" not in worker.log()
-        assert len(worker.log().splitlines()) < 100
+        assert len(worker.log().splitlines()) < 20, "the log is flooded"
     found = history.check(app.database, ledger, [ran, waiting])
     assert all(history.outcomes(found, id_) == ["succeeded"] for id_ in (ran, waiting))
     app.close()

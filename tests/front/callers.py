@@ -161,6 +161,7 @@ async def _sqlite3(app: Onward) -> AsyncIterator[Caller]:
 @asynccontextmanager
 async def _apsw(app: Onward) -> AsyncIterator[Caller]:
     raw = apsw.Connection(_path(app))
+    raw.set_busy_timeout(10_000)  # As sqlite3 does by itself: a worker may be writing.
     raw.execute(TABLE)
     try:
         yield Caller(

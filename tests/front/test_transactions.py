@@ -314,6 +314,10 @@ async def autocommitting(shop: Shop) -> AsyncIterator[tuple[Any, bool]]:
         case "sqlite3":
             with closing(sqlite3.connect(_file(app), isolation_level=None)) as file:
                 yield file, False
+        case "sqlite3 autocommit":
+            connect: Any = sqlite3.connect
+            with closing(connect(_file(app), autocommit=True)) as file:
+                yield file, False
         case _:
             with closing(apsw.Connection(_file(app))) as file:
                 yield file, False
@@ -323,7 +327,12 @@ def _file(app: Onward) -> str:
     return app.url.removeprefix("sqlite:///")
 
 
-@pytest.fixture(params=["psycopg", "psycopg async", "asyncpg", "sqlite3", "apsw"])
+NEW_SQLITE3 = ["sqlite3 autocommit"] if sys.version_info >= (3, 12) else []
+
+
+@pytest.fixture(
+    params=["psycopg", "psycopg async", "asyncpg", "sqlite3", "apsw", *NEW_SQLITE3],
+)
 def bare_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     """The shop, once for each driver that can do without a transaction."""
     yield from made_shop(request, tmp_path, request.param)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import select
 import signal
 import traceback
 import warnings
@@ -13,8 +12,8 @@ from typing import NoReturn
 
 Body = Callable[[], object]
 
-PATIENCE = 4.0
-"""How many seconds a child may take before it is taken to hang, and killed."""
+PATIENCE = 30
+"""How many seconds a child may take before it is taken to hang, and ends."""
 
 
 class Child:
@@ -38,8 +37,6 @@ class Child:
     def result(self) -> str:
         """What it said, once it has ended."""
         with os.fdopen(self._reader, "rb") as pipe:
-            if not select.select([pipe], [], [], PATIENCE)[0]:
-                os.kill(self.pid, signal.SIGKILL)
             text = pipe.read().decode()
         _, status = os.waitpid(self.pid, 0)
         assert status == 0, f"{text}\nended with status {status}"
@@ -47,6 +44,8 @@ class Child:
 
 
 def _run(body: Body, writer: int) -> NoReturn:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(PATIENCE)
     status = 1
     try:
         answer = str(body())

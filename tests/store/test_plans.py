@@ -197,7 +197,7 @@ def plan(full: Crowd, name: str) -> list[str]:
         return _sqlite_plan(full.database, name, params)
     assert isinstance(full.database, PostgresDatabase)
     with psycopg.connect(full.database.url, autocommit=True, prepare_threshold=None) as connection:
-        text = f"EXPLAIN (FORMAT JSON) {psycopg_text(name, full.database.schema)}"
+        text = f"EXPLAIN (FORMAT JSON) {psycopg_text(name, full.database.schema).decode()}"
         row = connection.execute(text.encode(), params).fetchone()
     assert row is not None
     return list(_nodes(row[0][0]["Plan"]))

@@ -77,7 +77,7 @@ def test_every_spelling_says_the_same(name: str) -> None:
     place.
     """
     text = postgres_text(name)
-    assert psycopg_text(name, "onward") % {p: f":{p}" for p in placeholders(text)} == text
+    assert psycopg_text(name, "onward").decode() % {p: f":{p}" for p in placeholders(text)} == text
     numbered, names = numbered_text(name, "onward")
     assert set(names) == placeholders(text)
     back = re.sub(r"\$(\d+)", lambda match: f":{names[int(match[1]) - 1]}", numbered)

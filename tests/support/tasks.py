@@ -253,9 +253,10 @@ def isolated_exit(status: int) -> None:
 
 
 @app.task(backoff=SOON)
-def kill_worker(number: int = signal.SIGKILL) -> None:
-    """Sends a signal to the process that it runs in."""
+def kill_worker(number: int = signal.SIGKILL, seconds: float = 0) -> None:
+    """Sends a signal to the process that it runs in, after a while."""
     note("start")
+    time.sleep(seconds)
     os.kill(os.getpid(), number)
     time.sleep(30)
 

@@ -18,6 +18,7 @@ killed they end as well.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -152,6 +153,7 @@ class RunningWorker:
         self, url: str, orders: Mapping[str, Any], environment: Mapping[str, str], wanted: int
     ) -> None:
         self._wanted = wanted
+        self._tells = orders["log_level"] in {"DEBUG", "INFO"}
         self.database = open_database(url)
         self._before = {worker.id for worker in workers(self.database)}
         self._log = Path(tempfile.mkstemp(prefix="onward-worker-", suffix=".log")[1])
@@ -215,16 +217,22 @@ class RunningWorker:
         return self._log.read_text(errors="replace")
 
     def wait_ready(self, seconds: float = 60.0) -> None:
-        """Wait until as many worker processes as wanted are registered."""
+        """Wait until as many worker processes as wanted are registered and have been let go: from
+        then on they stop in order when they are told to.
+        """
 
         def ready() -> bool:
             if not self.running:
                 raise AssertionError(f"the supervisor ended: {self.process.returncode}")
             with suppress(DatabaseError):
-                return len(self.pids()) >= self._wanted
+                return len(self.pids()) >= self._wanted and self._let_go() >= self._wanted
             return False
 
         wait_until(ready, seconds, what="all worker processes registered")
+
+    def _let_go(self) -> float:
+        """How many processes the log says have started; a log that is too quiet does not tell."""
+        return self.log().count(" worker.started ") if self._tells else math.inf
 
     # --- act --------------------------------------------------------------------------------------
 

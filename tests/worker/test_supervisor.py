@@ -114,7 +114,7 @@ def test_a_job_that_was_not_begun_is_given_back_free_of_charge(shop: Onward) -> 
     short = shop.enqueue_many(tasks.aecho.call(i) for i in range(400))
     with running(shop.url, concurrency=1) as worker:
         wait_over(short)
-        killer = tasks.kill_worker.using(priority=5, max_attempts=1).enqueue()
+        killer = tasks.kill_worker.using(priority=5, max_attempts=1).enqueue(seconds=0.5)
         behind = shop.enqueue_many(tasks.aecho.using(max_attempts=1).call(i) for i in range(50))
         wait_over([killer, *behind])
         assert worker.running

@@ -320,7 +320,11 @@ class PostgresDatabase:
         connection = await psycopg.AsyncConnection.connect(
             url, autocommit=True, prepare_threshold=None, **options(url)
         )
-        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        try:
+            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
     async def _aconnect_ready(self) -> psycopg.AsyncConnection:

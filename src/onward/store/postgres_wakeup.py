@@ -53,8 +53,8 @@ class PostgresWakeup:
             autocommit=True,
             **options(database.listen_url),
         )
+        self._connection = connection  # Known before the first wait, which may be cancelled.
         await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(database.channel)))
-        self._connection = connection
 
     async def close(self) -> None:
         if self._connection is not None:

@@ -20,6 +20,7 @@ from onward.store import store
 from onward.store.database import Database
 from onward.store.store import Claimed
 from onward.worker.lanes import Lanes
+from onward.worker.stage import Complaint
 
 FIRST_PAUSE = 0.01
 MOST_PER_CLAIM = 500
@@ -62,6 +63,7 @@ class Claimer:
         self._running = running
         self._start = start
         self._lanes = Lanes()
+        self._complaint = Complaint()
         self._wake = asyncio.Event()
         self._pause = FIRST_PAUSE
         self._busy_since: float | None = None
@@ -110,7 +112,7 @@ class Claimer:
         try:
             got = await self._round(room)
         except DatabaseUnavailable as error:
-            emit(
+            self._complaint.make(
                 Happened(
                     name="claim.waits",
                     level=logging.WARNING,
@@ -122,6 +124,7 @@ class Claimer:
             return True
         finally:
             self.in_flight = False
+        self._complaint.over()
         self.last_success = time.monotonic()
         await self._note_load(got >= room)
         return got > 0

@@ -20,10 +20,10 @@ from types import TracebackType
 
 from onward.app import Onward
 from onward.ids import new_id
-from onward.store import store
 from onward.store.store import Registration
 from onward.version import version
 from onward.worker.board import Board, slots_for
+from onward.worker.heart import register
 from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock, remove_lock
 from onward.worker.loading import app_options, modules_of, target_of
@@ -146,7 +146,7 @@ class EmbeddedWorker:
         steward = Steward(app.database, app.settings, self.id, board)
         try:
             board.beat(time.monotonic())
-            await app.database.arun(store.register, self._registration(lock_path))
+            await register(app.database, self._registration(lock_path))
             isolation = Isolation(target_of(app), app_options(app), modules_of(app))
             plan = Plan(
                 id=self.id,

@@ -24,6 +24,7 @@ from onward.store.database import Database, Refused, halves
 from onward.task import Task
 from onward.worker.body import plain_error
 from onward.worker.changes import LEVELS, told
+from onward.worker.stage import Complaint
 
 MOST_PER_WRITE = 1_000
 
@@ -56,6 +57,7 @@ class Finisher:
         self._waiting: list[tuple[Job, Outcome]] = []
         self._writing: dict[str, tuple[Job, Outcome]] = {}
         self._problems: dict[str, str] = {}
+        self._complaint = Complaint()
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -125,15 +127,18 @@ class Finisher:
         pause = 0.05
         while True:
             try:
-                return await self._database.arun(store.apply, changes)
+                taken = await self._database.arun(store.apply, changes)
             except (Refused, ValueError, TypeError) as error:  # Or it cannot even be encoded.
                 return await self._bisect(changes, error)
             except DatabaseUnavailable as error:
                 if not self._alive():
                     return self._give_up(changes, error)
-                emit(_trouble("finish.waits", error, len(changes)))
+                self._complaint.make(_trouble("finish.waits", error, len(changes)))
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 1.0)
+            else:
+                self._complaint.over()
+                return taken
 
     async def _bisect(self, changes: list[Change], error: Exception) -> set[str]:
         """The database refuses the batch: find the one bad change, and let it fail alone."""

@@ -7,6 +7,7 @@ In:  the workers that it beats for.    Out: their boards know when the lease was
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -14,8 +15,16 @@ from collections.abc import Mapping
 from onward.errors import DatabaseError
 from onward.events import Happened, emit
 from onward.store import store
-from onward.store.database import Database
+from onward.store.database import Database, Duplicate
+from onward.store.store import Registration
 from onward.worker.board import Board
+from onward.worker.stage import Complaint
+
+
+async def register(database: Database, worker: Registration) -> None:
+    """Make a worker known, with its first lease. A repeat whose first answer was lost meets itself."""
+    with contextlib.suppress(Duplicate):
+        await database.arun(store.register, worker)
 
 
 class Heart:
@@ -31,6 +40,7 @@ class Heart:
         self._database = database
         self._lease = lease
         self._beat = beat
+        self._complaint = Complaint()
         self.boards: dict[str, Board] = {}
 
     async def run(self) -> None:
@@ -51,8 +61,9 @@ class Heart:
             async with asyncio.timeout(self._lease / 2):
                 alive = await self._database.arun(store.beat, list(asked), self._lease)
         except (DatabaseError, TimeoutError) as error:
-            emit(_missed(error))
+            self._complaint.make(_missed(error))
             return False
+        self._complaint.over()
         for worker, board in asked.items():
             if worker in alive:
                 board.beat(began)

@@ -31,10 +31,10 @@ from onward.store.url import open_database
 from onward.worker.aftermath import Aftermath
 from onward.worker.changes import told
 from onward.worker.child import BAD_APP, Hello, Orders
-from onward.worker.heart import Heart
+from onward.worker.heart import Heart, register
 from onward.worker.keeper import Keeper, remove_lock
 from onward.worker.process import WorkerProcess
-from onward.worker.stage import keep_going
+from onward.worker.stage import Complaint, keep_going
 
 WATCH = 0.2
 
@@ -99,6 +99,7 @@ class Supervisor:
         self._heart: Heart | None = None
         self._settings = Settings()
         self._services: list[asyncio.Task[None]] = []
+        self._complaint = Complaint()
         self._stopping = asyncio.Event()
         self._stop_at = 0.0
         self._status = 0
@@ -140,7 +141,7 @@ class Supervisor:
             try:
                 child = await WorkerProcess.start(self._orders)
             except OSError as error:  # No memory, no process left: it may be better soon.
-                emit(_waiting(error))
+                self._complaint.make(_waiting(error))
                 pause = await self._pause_between(pause)
                 continue
             self._children.add(child)
@@ -209,11 +210,11 @@ class Supervisor:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                await database.arun(store.register, hello.registration)
+                await register(database, hello.registration)
             except SchemaMissing:
                 raise
             except DatabaseUnavailable as error:
-                emit(_waiting(error))
+                self._complaint.make(_waiting(error))
                 await asyncio.sleep(1.0)
             else:
                 child.board.beat(began)
@@ -271,7 +272,7 @@ class Supervisor:
                 for change in changes:
                     emit(told(change, logging.WARNING))
             except DatabaseError as error:
-                emit(_waiting(error))
+                self._complaint.make(_waiting(error))
                 await asyncio.sleep(0.5)
                 if self._stopping.is_set() and time.monotonic() > self._stop_at + 5:
                     return

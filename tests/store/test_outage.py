@@ -1,0 +1,724 @@
+"""PostgreSQL goes away, comes back, says no, or answers into a cut wire: what is told, and that nothing is doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from onward.errors import DatabaseUnavailable
+from onward.job import NewJob
+from onward.lifecycle import JobState
+from onward.store import postgres as adapter
+from onward.store import store
+from onward.store.database import Database, Duplicate, Refused
+from onward.store.postgres import MOST_CONNECTIONS, PostgresDatabase
+from onward.store.statements import Op, Statement
+from onward.store.url import open_database
+from tests.store.builders import (
+    LANE,
+    START,
+    TASK,
+    Hand,
+    apply,
+    claim,
+    enqueue,
+    hand,
+    new_job,
+    register,
+    retry,
+    running,
+    state_of,
+    succeed,
+)
+from tests.support import postgres
+from tests.support.postgres import PrivatePostgres, StopMode
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def rough(private_postgres: PrivatePostgres) -> Iterator[PostgresDatabase]:
+    """A migrated database on a server that may be stopped."""
+    private_postgres.start()
+    url = postgres.create_database(private_postgres.url())
+    with closing(open_database(url)) as database:
+        database.migrate()
+        assert isinstance(database, PostgresDatabase)
+        yield database
+    private_postgres.start()
+
+
+@pytest.fixture
+def proxy(wiped_postgres: str) -> Iterator[Proxy]:
+    """A network in front of the shared server."""
+    with closing(Proxy(wiped_postgres)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind(proxy: Proxy) -> Iterator[PostgresDatabase]:
+    """The database through that network."""
+    with closing(open_database(proxy.url)) as database:
+        assert isinstance(database, PostgresDatabase)
+        yield database
+
+
+async def on_loop(database: Database, make: Callable[[], Any]) -> Any:
+    try:
+        return await make()
+    finally:
+        await database.aclose()
+
+
+USES: dict[str, Callable[[Database], Any]] = {
+    "enqueue": lambda db: db.enqueue([new_job()]),
+    "a write": lambda db: db.run(store.beat, [], 1.0),
+    "a read": lambda db: db.read(store.counts),
+    "aenqueue": lambda db: asyncio.run(on_loop(db, lambda: db.aenqueue([new_job()]))),
+    "an async write": lambda db: asyncio.run(on_loop(db, lambda: db.arun(store.beat, [], 1.0))),
+    "migrate": lambda db: db.migrate(),
+    "facts": lambda db: db.facts(),
+}
+
+
+def warm(database: PostgresDatabase, count: int = 4) -> None:
+    """Have so many connections in the pool."""
+    barrier = threading.Barrier(count)
+
+    def wait() -> Op[None]:
+        yield Statement("now", {}, alone=False)
+        barrier.wait(10)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(lambda _: database.run(wait), range(count)))
+
+
+def sessions(url: str) -> int:
+    """How many sessions our application has on this database."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE application_name = 'onward' AND datname = current_database()"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def kill_sessions(url: str) -> None:
+    """End our application's sessions on the server, and wait until they are gone."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'onward' AND datname = current_database()"
+        )
+    end = time.monotonic() + 5
+    while sessions(url) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+# --- the server is away ---------------------------------------------------------------------------
+
+
+def test_a_server_that_is_down_is_named_and_used_again_when_it_is_back(
+    private_postgres: PrivatePostgres, rough: PostgresDatabase
+) -> None:
+    """Every way to ask says that the server cannot be reached; the same object goes on afterwards."""
+    ids = enqueue(rough, 3)
+    private_postgres.stop()
+    for use in USES.values():
+        with pytest.raises(DatabaseUnavailable, match="cannot be reached") as caught:
+            use(rough)
+        assert "postgres" in caught.value.what
+    private_postgres.start()
+    for use in USES.values():
+        use(rough)
+    assert rough.read(store.counts)["queued"] == 5
+    assert [job.id for job in claim(rough, register(rough))][:3] == ids
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restart_between_two_calls_is_not_noticed(
+    private_postgres: PrivatePostgres, rough: PostgresDatabase, mode: StopMode
+) -> None:
+    """Pooled connections have died meanwhile: each is replaced by a fresh one, and no caller hears of it."""
+    warm(rough)
+    (first,) = enqueue(rough)
+    private_postgres.restart(mode)
+    assert state_of(rough, first) is JobState.QUEUED
+    private_postgres.restart(mode)
+    rough.enqueue([new_job()])
+    private_postgres.restart(mode)
+    assert len(claim(rough, register(rough))) == 2
+
+
+def test_a_restart_between_two_calls_on_a_loop_is_not_noticed(
+    private_postgres: PrivatePostgres, rough: PostgresDatabase
+) -> None:
+    """The same on a loop, where several tasks find dead connections at once."""
+
+    async def main() -> int:
+        await asyncio.gather(*(rough.arun(store.now) for _ in range(6)))
+        await asyncio.to_thread(private_postgres.restart, "immediate")
+        await asyncio.gather(*(rough.arun(store.now) for _ in range(6)))
+        await rough.aenqueue([new_job()])
+        await asyncio.to_thread(private_postgres.restart, "fast")
+        await asyncio.gather(*(rough.aenqueue([new_job()]) for _ in range(6)))
+        return (await rough.aread(store.counts))["queued"]
+
+    assert asyncio.run(on_loop(rough, main)) == 7
+
+
+def test_acknowledged_jobs_survive_a_crash_of_the_server(
+    private_postgres: PrivatePostgres, rough: PostgresDatabase
+) -> None:
+    """Writers go on through a crash: whatever was acknowledged is there once, whatever failed at most once."""
+    acknowledged: list[str] = []
+    unknown: list[str] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            job = new_job()
+            try:
+                rough.enqueue([job])
+                acknowledged.append(job.id)
+            except DatabaseUnavailable:
+                unknown.append(job.id)
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=write, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for mode in ("immediate", "fast"):
+        time.sleep(0.1)
+        private_postgres.restart(mode)
+    time.sleep(0.1)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    rows = rough.read(
+        store.read, "list", before=None, state=None, queue=None, task=None, limit=10**6
+    )
+    found = [row[0] for row in rows]
+    assert len(found) == len(set(found))
+    assert set(acknowledged) <= set(found) <= set(acknowledged) | set(unknown)
+    assert acknowledged
+
+
+# --- a session is ended ---------------------------------------------------------------------------
+
+
+def test_sessions_that_were_ended_are_replaced(pg: Database) -> None:
+    """A DBA ends idle sessions, a firewall forgets them: the next call opens another."""
+    assert isinstance(pg, PostgresDatabase)
+    warm(pg)
+    for use in USES.values():
+        kill_sessions(pg.url)
+        use(pg)
+    assert pg.read(store.counts)["queued"] == 2
+
+
+def test_a_session_that_is_ended_in_the_middle_is_unavailable_or_repeated(pg: Database) -> None:
+    """A statement waits for a lock and its session is ended: it is tried again, or the caller hears what happened."""
+    assert isinstance(pg, PostgresDatabase)
+    job = running(pg)
+    with hand(pg) as dba, ThreadPoolExecutor(1) as pool:
+        dba.sql("BEGIN")
+        dba.sql("SELECT * FROM onward.job WHERE id = :id FOR UPDATE", id=job.id)
+        waiting = pool.submit(apply, pg, succeed(job))
+        wait_until(lambda: waits_for_a_lock(dba))
+        kill_sessions_waiting(dba)
+        dba.sql("ROLLBACK")
+        try:
+            assert waiting.result(10) == {job.id}
+        except DatabaseUnavailable:
+            apply(pg, succeed(job))
+    assert state_of(pg, job.id) is JobState.SUCCEEDED
+
+
+def waits_for_a_lock(dba: Hand) -> bool:
+    return bool(
+        dba.sql(
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            " AND datname = current_database() AND application_name = 'onward'"
+        )
+    )
+
+
+def kill_sessions_waiting(dba: Hand) -> None:
+    dba.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        " AND datname = current_database() AND application_name = 'onward'"
+    )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.005)
+
+
+def test_a_transaction_that_was_idle_too_long_is_unavailable_and_not_refused(
+    pg: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped inside a transaction has lost its session: its data is not at fault."""
+    limit = "SET LOCAL idle_in_transaction_session_timeout = '50ms'"
+    replace_limit(monkeypatch, limit)
+    job = new_job()
+
+    def slow() -> Op[None]:
+        yield Statement("enqueue", {"jobs": store.dumps([job])}, alone=False)
+        time.sleep(0.3)
+        yield Statement("now", {})
+
+    for run in (
+        lambda: pg.run(slow),
+        lambda: asyncio.run(on_loop(pg, lambda: pg.arun(slow))),
+    ):
+        with pytest.raises(DatabaseUnavailable):
+            run()
+    assert pg.read(store.counts)["queued"] == 0
+
+
+def replace_limit(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Set another limit wherever the adapter has its text."""
+    for name in ("_LIMIT", "LIMIT"):
+        if hasattr(adapter, name):
+            monkeypatch.setattr(adapter, name, text)
+            return
+    raise AssertionError("the limit of an open transaction has another name now")
+
+
+# --- the server says no ---------------------------------------------------------------------------
+
+
+def test_a_read_only_server_is_unavailable_and_not_a_refusal(own_postgres: Database) -> None:
+    """After a failover the old address may lead to a standby: results are kept and tried again, not thrown away."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    job = running(own_postgres)
+    set_default(own_postgres, "default_transaction_read_only", "on")
+    for use in (
+        lambda: own_postgres.enqueue([new_job()]),
+        lambda: apply(own_postgres, succeed(job)),
+    ):
+        with pytest.raises(DatabaseUnavailable, match="read-only") as caught:
+            use()
+        assert not isinstance(caught.value, Refused)
+    assert own_postgres.read(store.counts)["running"] == 1
+    set_default(own_postgres, "default_transaction_read_only", "off")
+    assert apply(own_postgres, succeed(job)) == {job.id}
+
+
+def set_default(database: PostgresDatabase, name: str, value: str) -> None:
+    """Change a setting for new sessions of this database, and end the old ones."""
+    name_of = postgres.database_name(database.url)
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(f"ALTER DATABASE {name_of} SET {name} = '{value}'".encode())
+    database.close()
+
+
+def test_a_missing_privilege_is_unavailable_and_not_a_refusal(own_postgres: Database) -> None:
+    """A DBA took a right away: that is no fault of the job, and is over as soon as it is given back."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    role = f"weak_{postgres.database_name(own_postgres.url)}"
+    with psycopg.connect(own_postgres.url, autocommit=True) as dba:
+        dba.execute(f"CREATE ROLE {role} LOGIN".encode())
+        try:
+            url = own_postgres.url.replace("://postgres@", f"://{role}@")
+            if role not in url:
+                pytest.skip("the server's URL has another user")
+            dba.execute(f"GRANT USAGE ON SCHEMA onward TO {role}".encode())
+            dba.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA onward TO {role}".encode())
+            with closing(open_database(url)) as weak:
+                with pytest.raises(DatabaseUnavailable, match="permission denied") as caught:
+                    weak.enqueue([new_job()])
+                assert not isinstance(caught.value, Refused)
+                dba.execute(f"GRANT INSERT ON onward.job TO {role}".encode())
+                weak.enqueue([new_job()])
+        finally:
+            dba.execute(f"DROP OWNED BY {role}".encode())
+            dba.execute(f"DROP ROLE {role}".encode())
+
+
+def test_a_name_that_no_index_can_hold_is_refused(pg: Database) -> None:
+    """It can never be written, so it is the row that is refused, and its neighbours are written."""
+    with pytest.raises(Refused):
+        pg.enqueue([new_job(), new_job(queue=random_text(20_000))])
+    with ThreadPoolExecutor(6) as pool:
+        calls = [[new_job()] for _ in range(5)] + [[new_job(task=random_text(20_000))]]
+        futures = [pool.submit(pg.enqueue, call) for call in calls]
+        errors = [future.exception(10) for future in futures]
+    assert [type(error) for error in errors] == [type(None)] * 5 + [Refused]
+
+
+def random_text(size: int) -> str:
+    """Text that does not compress."""
+    import random
+
+    return "".join(random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=size))
+
+
+# --- isolation, serialization, deadlocks ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_stricter_default_isolation_changes_nothing(own_postgres: Database, level: str) -> None:
+    """Each operation asks for READ COMMITTED by itself, so that what was committed meanwhile is seen."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    set_default(own_postgres, "default_transaction_isolation", level)
+    workers = [register(own_postgres) for _ in range(4)]
+    ids = enqueue(own_postgres, 60)
+
+    def work(worker: str) -> list[str]:
+        done: list[str] = []
+        while jobs := claim(own_postgres, worker, 3):
+            done += apply(own_postgres, *(succeed(job) for job in jobs))
+        return done
+
+    with ThreadPoolExecutor(4) as pool:
+        done = [id_ for mine in pool.map(work, workers) for id_ in mine]
+    assert sorted(done) == sorted(ids)
+    again = new_job(id=ids[0])
+    assert own_postgres.run(store.enqueue_again, [again]) == set()
+    with pytest.raises(Duplicate):
+        enqueue(own_postgres, 2, id=new_job().id)
+    asyncio.run(on_loop(own_postgres, lambda: own_postgres.aenqueue([new_job()])))
+    assert own_postgres.read(store.counts)["queued"] == 1
+
+
+def test_a_deadlock_is_repeated_until_both_have_written(own_postgres: Database) -> None:
+    """Two operations take two rows in opposite order: the server ends one, and it is simply run again."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    set_default(own_postgres, "deadlock_timeout", "20ms")
+    first, second = enqueue(own_postgres, 2)
+    barrier = threading.Barrier(2)
+    tries: list[str] = []
+
+    def both(one: str, other: str) -> Op[None]:
+        tries.append(one)
+        yield Statement("hold", {"id": one, "attempt": 1, "seconds": 60.0}, alone=False)
+        if len(tries) <= 2:
+            barrier.wait(10)
+        yield Statement("hold", {"id": other, "attempt": 1, "seconds": 60.0})
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(own_postgres.run, both, first, second)
+        other = pool.submit(own_postgres.run, both, second, first)
+        one.result(20)
+        other.result(20)
+    assert len(tries) > 2
+    assert sessions(own_postgres.url) <= 2
+
+
+CONFLICTS = """
+CREATE OR REPLACE FUNCTION onward.clock() RETURNS timestamptz LANGUAGE plpgsql AS $$
+BEGIN
+    IF nextval('conflicts') <= :count THEN
+        RAISE EXCEPTION 'could not serialize access' USING ERRCODE = ':code';
+    END IF;
+    RETURN now();
+END $$
+"""
+
+
+def conflicting(database: PostgresDatabase, code: str, count: int) -> None:
+    """Let the next so many statements that ask for the time fail with an error that asks to be repeated."""
+    with hand(database) as dba:
+        dba.sql("DROP SEQUENCE IF EXISTS conflicts")
+        dba.sql("CREATE SEQUENCE conflicts")
+        dba.connection.execute(CONFLICTS.replace(":count", str(count)).replace(":code", code))
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_a_statement_that_asks_to_be_repeated_is_repeated(
+    own_postgres: Database, code: str
+) -> None:
+    """Several times over, from threads and on a loop, on the connections that are there: none is added or lost."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    enqueue(own_postgres)
+    worker = register(own_postgres)
+    uses: list[Callable[[], Any]] = [
+        lambda: own_postgres.enqueue([new_job()]),
+        lambda: own_postgres.run(store.enqueue, [new_job()]),
+        lambda: own_postgres.run(store.claim, worker, store.dumps([TASK]), LANE, START, 1),
+    ]
+    for use in uses:
+        conflicting(own_postgres, code, 7)
+        use()
+        assert sessions(own_postgres.url) == 1
+    conflicting(own_postgres, code, 7)
+
+    async def main() -> int:
+        await own_postgres.aenqueue([new_job()])
+        await own_postgres.arun(store.enqueue, [new_job()])
+        return await asyncio.to_thread(sessions, own_postgres.url)
+
+    assert asyncio.run(on_loop(own_postgres, main)) == 2
+    counts = own_postgres.read(store.counts)
+    assert (counts["queued"], counts["running"]) == (4, 1)
+
+
+def test_a_statement_that_asks_for_ever_is_given_up(
+    own_postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After many tries the caller hears that the database cannot do it, in our own words."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    enqueue(own_postgres)
+    monkeypatch.setattr(adapter, "REPEATS", 5)
+    conflicting(own_postgres, "40001", 10**6)
+    for use in (
+        lambda: own_postgres.enqueue([new_job()]),
+        lambda: own_postgres.run(store.enqueue, [new_job()]),
+        lambda: asyncio.run(on_loop(own_postgres, lambda: own_postgres.aenqueue([new_job()]))),
+    ):
+        with pytest.raises(DatabaseUnavailable, match="asked 5 times to repeat"):
+            use()
+
+
+def test_statements_that_are_cancelled_leave_no_connections_behind(own_postgres: Database) -> None:
+    """A statement time-out is an error of that statement; its connection is as good as before."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    (id_,) = enqueue(own_postgres)
+    set_default(own_postgres, "statement_timeout", "30ms")
+    with hand(own_postgres) as dba:
+        dba.sql("BEGIN")
+        dba.sql("SELECT * FROM onward.job WHERE id = :id FOR UPDATE", id=id_)
+        for _ in range(5):
+            with pytest.raises(DatabaseUnavailable, match="timeout"):
+                own_postgres.run(store.hold, id_, 1, 60.0)
+            assert sessions(own_postgres.url) == 1
+        dba.sql("ROLLBACK")
+    assert own_postgres.run(store.hold, id_, 1, 60.0)
+
+
+def test_many_threads_share_few_connections(pg: Database) -> None:
+    """Whoever finds none free waits for one, so that a server is not flooded."""
+    assert isinstance(pg, PostgresDatabase)
+    most: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            most.append(sessions(pg.url))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(lambda _: pg.run(store.now), range(600)))
+    done.set()
+    watcher.join(10)
+    assert max(most) <= MOST_CONNECTIONS
+    assert len(pg._idle) <= MOST_CONNECTIONS
+
+
+# --- an answer is lost ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["read committed", "serializable"])
+def level(request: pytest.FixtureRequest, wiped_postgres: str) -> Iterator[str]:
+    """With the usual default isolation a write is one statement, with a stricter one a transaction."""
+    name = postgres.database_name(wiped_postgres)
+    with psycopg.connect(wiped_postgres, autocommit=True) as dba:
+        dba.execute(
+            f"ALTER DATABASE {name} SET default_transaction_isolation = '{request.param}'".encode()
+        )
+        yield request.param
+        dba.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation".encode())
+
+
+COMMIT = b"COMMIT\0"
+"""As it is sent, and not as part of READ COMMITTED."""
+
+
+def enqueue_on(database: PostgresDatabase, how: str, jobs: list[NewJob]) -> None:
+    if how == "thread":
+        database.enqueue(jobs)
+    else:
+        asyncio.run(on_loop(database, lambda: database.aenqueue(jobs)))
+
+
+@pytest.mark.parametrize("how", ["thread", "loop"])
+@pytest.mark.parametrize("warmed", [False, True], ids=["fresh", "pooled"])
+@pytest.mark.parametrize("lost", ["the answer", "the request"])
+def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
+    proxy: Proxy, behind: PostgresDatabase, level: str, how: str, warmed: bool, lost: str
+) -> None:
+    """The connection is cut after the commit, or before the statement: the repeat meets itself, or is the first."""
+    if warmed:
+        behind.read(store.now)
+    decisive = b"INSERT INTO onward.job" if level == "read committed" else COMMIT
+    arm = proxy.lose_answer if lost == "the answer" else proxy.lose_request
+    arm(decisive)
+    jobs = [new_job(), new_job()]
+    enqueue_on(behind, how, jobs)
+    assert proxy.lost
+    assert behind.read(store.counts)["queued"] == 2
+    assert {state_of(behind, job.id) for job in jobs} == {JobState.QUEUED}
+
+
+@pytest.mark.parametrize("how", ["thread", "loop"])
+def test_an_enqueue_whose_repeat_is_lost_too_says_that_nothing_is_known(
+    proxy: Proxy, behind: PostgresDatabase, how: str
+) -> None:
+    """Then the caller may try again with the same id, and there is still one job."""
+    behind.read(store.now)
+    proxy.lose_answer(b"INSERT INTO onward.job", times=4)
+    job = new_job()
+    with pytest.raises(DatabaseUnavailable):
+        enqueue_on(behind, how, [job])
+    proxy._faults.clear()
+    assert behind.run(store.enqueue_again, [job]) == set()
+    assert behind.read(store.counts)["queued"] == 1
+
+
+def test_callers_that_shared_a_lost_commit_each_have_their_job(
+    proxy: Proxy, behind: PostgresDatabase
+) -> None:
+    """The repeat is for all of them; only the one whose id was taken hears an error."""
+    (there,) = enqueue(behind)
+    calls = [[new_job()] for _ in range(10)]
+    calls[4] = [new_job(id=there, task="other")]
+    with hand(behind) as dba, ThreadPoolExecutor(10) as pool:
+        dba.sql("BEGIN")
+        dba.sql("LOCK TABLE onward.job IN EXCLUSIVE MODE")
+        futures = [pool.submit(behind.enqueue, call) for call in calls]
+        time.sleep(0.1)
+        proxy.lose_answer(b"INSERT INTO onward.job")
+        dba.sql("COMMIT")
+        errors = [future.exception(20) for future in futures]
+    assert [n for n, error in enumerate(errors) if error is not None] == [4]
+    assert behind.read(store.counts)["queued"] == 10
+
+
+def test_a_finish_whose_answer_is_lost_is_recognised(proxy: Proxy, behind: PostgresDatabase) -> None:
+    """The change took and nobody heard: the repeat takes nothing, and a look knows it for ours."""
+    job = running(behind)
+    for change in (retry(job),):
+        proxy.lose_answer(b"INSERT INTO onward.attempt")
+        taken = apply(behind, change)
+        assert proxy.lost
+        assert taken == set()
+        found, ours = behind.run(store.look, change)
+        assert ours
+        assert found is not None
+        assert found.state is JobState.QUEUED
+    (job,) = claim(behind, register(behind))
+    proxy.lose_answer(b"INSERT INTO onward.finished")
+    assert apply(behind, succeed(job)) == set()
+    assert behind.run(store.look, succeed(job))[1]
+    assert len(behind.read(store.attempts, job.id)) == 2
+
+
+def test_follow_ups_of_a_finish_whose_answer_is_lost_are_written_once(
+    proxy: Proxy, behind: PostgresDatabase
+) -> None:
+    """Job and children were one transaction: the repeat finds the job over and writes no child again."""
+    job, child = running(behind), new_job()
+    change = succeed(job, follow_ups=(child,))
+    proxy.lose_answer(COMMIT)
+    assert apply(behind, change) == set()
+    assert behind.run(store.look, change)[1]
+    counts = behind.read(store.counts)
+    assert (counts["succeeded"], counts["queued"]) == (1, 1)
+
+
+def test_a_claim_whose_answer_is_lost_is_found_by_asking_what_is_owned(
+    proxy: Proxy, behind: PostgresDatabase
+) -> None:
+    """What the database says that a worker owns, and it does not hold, it runs or releases: nothing sits for ever."""
+    worker = register(behind)
+    ids = enqueue(behind, 4)
+    proxy.lose_answer(b"UPDATE onward.job SET state = 'running'")
+    held = claim(behind, worker, 2)
+    owned = behind.read(store.owned, worker)
+    assert {job.id for job in owned} == set(ids)
+    assert {job.id for job in held} == set(ids[2:])
+
+
+def test_a_cut_network_is_told_and_heals(proxy: Proxy, behind: PostgresDatabase) -> None:
+    """While every connection is refused each call says so; afterwards everything goes on."""
+    warm(behind, 3)
+    proxy.refusing = True
+    proxy.cut()
+    for use in USES.values():
+        with pytest.raises(DatabaseUnavailable):
+            use(behind)
+    proxy.refusing = False
+    for use in USES.values():
+        use(behind)
+    assert behind.read(store.counts)["queued"] == 2
+
+
+# --- hints ----------------------------------------------------------------------------------------
+
+
+def test_an_idle_worker_is_woken_and_a_busy_one_is_not(pg: Database) -> None:
+    """The hint goes out with an enqueue only while somebody waits for it."""
+
+    async def main() -> list[bool]:
+        wakeup = await pg.wakeup()
+        worker = register(pg)
+        heard = [await wakeup.wait(0.05)]  # It has just begun to listen: look once.
+        heard.append(await wakeup.wait(0.05))
+        await pg.aenqueue([new_job()])
+        heard.append(await wakeup.wait(2))
+        await pg.arun(store.set_idle, worker, False)
+        await asyncio.sleep(0.02)
+        await pg.aenqueue([new_job()])
+        heard.append(await wakeup.wait(0.1))
+        await asyncio.to_thread(pg.run, store.set_idle, worker, True)
+        await asyncio.to_thread(pg.enqueue, [new_job()])
+        heard.append(await wakeup.wait(2))
+        await wakeup.close()
+        await pg.aclose()
+        return heard
+
+    assert asyncio.run(main()) == [True, False, True, False, True]
+
+
+def test_a_listener_whose_session_was_ended_listens_again(pg: Database) -> None:
+    """What may have been missed meanwhile counts as a hint, and the next one is heard."""
+    assert isinstance(pg, PostgresDatabase)
+
+    async def main() -> tuple[bool, bool, bool]:
+        wakeup = await pg.wakeup()
+        await wakeup.wait(0.05)
+        await asyncio.to_thread(kill_sessions, pg.url)
+        lost = await wakeup.wait(0.05)
+        again = await wakeup.wait(2)
+        register(pg)
+        await pg.aenqueue([new_job()])
+        heard = await wakeup.wait(2)
+        await wakeup.close()
+        await pg.aclose()
+        return lost, again, heard
+
+    assert asyncio.run(main()) == (False, True, True)
+
+
+def test_a_listener_survives_a_server_that_is_down(
+    private_postgres: PrivatePostgres, rough: PostgresDatabase
+) -> None:
+    """It neither raises nor spins: it says that nothing was heard, and listens when the server is back."""
+
+    async def main() -> list[bool]:
+        wakeup = await rough.wakeup()
+        answers = [await wakeup.wait(0.05)]
+        await asyncio.to_thread(private_postgres.stop)
+        answers += [await wakeup.wait(0.05), await wakeup.wait(0.05)]
+        await asyncio.to_thread(private_postgres.start)
+        answers.append(await wakeup.wait(2))
+        await wakeup.close()
+        return answers
+
+    assert asyncio.run(main()) == [True, False, False, True]
