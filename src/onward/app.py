@@ -267,7 +267,7 @@ class Onward:
             The state it is in now.
 
         Raises:
-            IllegalTransition: it is already over.
+            IllegalTransition: it has succeeded, or is dead.
             JobNotFound: no job has this id.
         """
         return self.database.run(store.move, parse_id(id), cancel_change)

@@ -8,13 +8,13 @@ is there. All others have ids that nobody has seen yet, so the first try is a pl
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from onward.codec import Signature
-from onward.errors import IdConflict, JobNotFound, PayloadUnreadable
+from onward.errors import DatabaseError, IdConflict, JobNotFound, PayloadUnreadable
 from onward.foreign import ENCODER
 from onward.handle import Handle
 from onward.job import NewJob
@@ -47,7 +47,8 @@ def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
         elif part.several:
             there |= app.database.run(part.write)
             if app.database.notifies:
-                app.database.enqueue([])  # Writes nothing, and wakes a worker that waits.
+                with suppress(DatabaseError):  # A hint: what is written stays written.
+                    app.database.enqueue([])  # Writes nothing, and wakes a worker that waits.
         else:
             with _only_once():
                 app.database.enqueue(part.jobs)
@@ -69,7 +70,8 @@ async def aenqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[A
         elif part.several:
             there |= await app.database.arun(part.write)
             if app.database.notifies:
-                await app.database.aenqueue([])
+                with suppress(DatabaseError):
+                    await app.database.aenqueue([])
         else:
             with _only_once():
                 await app.database.aenqueue(part.jobs)

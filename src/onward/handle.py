@@ -192,7 +192,7 @@ class Handle(Generic[R_co]):
             The state it is in now.
 
         Raises:
-            IllegalTransition: it is already over.
+            IllegalTransition: it has succeeded, or is dead.
         """
         return self._app.cancel(self.id)
 

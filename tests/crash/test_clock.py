@@ -9,7 +9,7 @@ import pytest
 
 from onward.store import store
 from tests.crash.conftest import Open
-from tests.crash.field import beats, enqueue, sampled, wait_for_state, wait_until_over
+from tests.crash.field import BUSY, beats, enqueue, sampled, wait_for_state, wait_until_over
 from tests.support import history, tasks
 from tests.support.ledger import Ledger
 from tests.support.workers import running, wait_until, workers
@@ -81,3 +81,45 @@ def test_what_is_due_stays_due_when_the_clock_goes_back(
         wait_until_over(app, 10)
     found = history.check(app.database, ledger, ids)
     assert history.states(found) == {"succeeded": 20}
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        pytest.param(200, id="scaled"),
+        pytest.param(1_000, id="as written", marks=pytest.mark.soak),
+    ],
+)
+def test_hosts_that_disagree_about_the_time_agree_about_jobs(
+    database_url: str, open_app: Open, ledger: Ledger, jobs: int
+) -> None:
+    """The clocks of three workers are ten minutes apart. Nobody is declared lost, every job runs
+    once, and delays go by the database's clock: not too early, and hardly later.
+    """
+    app = open_app(lease=4.0, beat=1.0, sweep=0.5)
+    with (
+        running(database_url, ledger=ledger, target=SKEWED, environment=skew(-600)) as behind,
+        running(database_url, ledger=ledger, target=SKEWED, environment=skew(0)) as right,
+        running(database_url, ledger=ledger, target=SKEWED, environment=skew(600)) as ahead,
+    ):
+        ids = enqueue(app, (tasks.aecho.call(number) for number in range(jobs)))
+        asked = time.monotonic()
+        delayed = enqueue(app, (tasks.aecho.using(run_after=1.5).call(n) for n in range(20)))
+        wait_until_over(app, 30)
+        time.sleep(2.0)
+        pids = {pid for worker in (behind, right, ahead) for pid in worker.pids()}
+        assert {line.state for line in workers(app.database)} == {"active"}
+    found = history.check(app.database, ledger, [*ids, *delayed])
+    assert all(history.outcomes(found, id_) == ["succeeded"] for id_ in found.jobs)
+    waits = [found.bodies_of(id_)[0].start - asked for id_ in delayed]
+    assert min(waits) >= 1.5
+    assert max(waits) < 1.5 + 2.0 + BUSY
+    assert {body.pid for body in found.bodies} <= pids
+    assert len({body.pid for body in found.bodies}) > 1, "too tame"
+
+
+SKEWED = "tests.crash.skewed:app"
+
+
+def skew(seconds: float) -> dict[str, str]:
+    return {"ONWARD_TEST_SKEW": str(seconds)}

@@ -91,6 +91,37 @@ def test_a_job_that_is_asked_to_stop_when_its_worker_dies_is_cancelled(
     assert len(found.bodies) == 1
 
 
+BETWEEN = """
+SELECT count(*) FROM onward.attempts a, onward.attempts lost, onward.attempts again
+WHERE lost.job = '{id}' AND lost.number = 1 AND again.job = lost.job AND again.number = 2
+  AND a.job <> lost.job AND a.started_at > lost.ended_at AND a.started_at < again.started_at
+"""
+
+
+@pytest.mark.parametrize(
+    "others",
+    [pytest.param(80, id="scaled"), pytest.param(500, id="as written", marks=pytest.mark.soak)],
+)
+def test_a_recovered_job_keeps_its_place(
+    open_app: Open, database_url: str, ledger: Ledger, others: int
+) -> None:
+    """A job of high priority loses its worker, and many of low priority are enqueued behind it. As
+    soon as it is taken back it is the next to be claimed.
+    """
+    app = open_app(**SHORT)
+    with running(database_url, ledger=ledger) as worker:
+        (id_,) = enqueue(app, [tasks.nap_once.using(priority=10).call(60)])
+        wait_until(ledger.read)
+        worker.kill()
+    ids = enqueue(app, (tasks.nap.call(0.05) for _ in range(others)))
+    with running(database_url, concurrency=1, ledger=ledger):
+        wait_until_over(app, 60)
+    found = history.check(app.database, ledger, [id_, *ids])
+    ((between,),) = history.rows(app.database, BETWEEN.format(id=id_))
+    assert between <= 1
+    assert history.outcomes(found, id_) == ["lost (lost)", "succeeded"]
+
+
 def test_time_limits_play_no_part_in_recovery(
     open_app: Open, database_url: str, ledger: Ledger
 ) -> None:

@@ -7,13 +7,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Literal
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -408,3 +412,83 @@ def test_a_stricter_isolation_level_changes_nothing(
     assert history.states(found) == {"succeeded": jobs + 40}
     assert {job.attempt for job in found.jobs.values()} == {1}
     assert "could not serialize" not in log
+
+
+# --- a pooler in between --------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_pooler_that_keeps_no_sessions_changes_nothing(
+    private_postgres: PrivatePostgres, url: str, open_app: Open, ledger: Ledger, tmp_path: Path
+) -> None:
+    """PgBouncer in transaction mode hands each transaction to another session: each job runs once,
+    retries and follow-ups work, jobs start by the poll, and the log has no complaint. Needs the
+    program `pgbouncer`; as root on Debian the test installs it.
+    """
+    with pgbouncer(private_postgres, tmp_path) as port:
+        pooled = urlsplit(url)._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()
+        app = open_app(lease=12.0, beat=1.0)
+        over = {"ONWARD_URL": pooled}
+        with running(url, processes=4, ledger=ledger, environment=over) as worker:
+            ids = enqueue(app, (tasks.aecho.call(number) for number in range(2_000)))
+            ids += enqueue(app, (tasks.link.call(1, 3, 0.0) for _ in range(50)))
+            ids += enqueue(app, (tasks.fail.using(max_attempts=3).call() for _ in range(50)))
+            wait_until_over(app, 120)
+            log = worker.log()
+        found = history.check(app.database, ledger, ids, born_inside=True)
+        assert history.states(found) == {"succeeded": 2_150, "dead": 50}
+        assert not any(word in log for word in ("Traceback", "prepared statement", "not owned"))
+
+
+@contextmanager
+def pgbouncer(server: PrivatePostgres, folder: Path) -> Iterator[int]:
+    """A pooler in front of a server, in transaction mode; yields its port."""
+    if shutil.which("pgbouncer") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        for words in (["update"], ["install", "-y", "--no-install-recommends", "pgbouncer"]):
+            subprocess.run(
+                ["apt-get", *words], env=os.environ | quiet, capture_output=True, check=False
+            )
+    program = shutil.which("pgbouncer")
+    if program is None:
+        pytest.skip("needs the program pgbouncer (Debian: apt-get install pgbouncer)")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    settings = folder / "pgbouncer.ini"
+    users = folder / "users"
+    users.write_text('"postgres" ""\n')
+    settings.write_text(POOLER.format(server=server.port, port=port, users=users))
+    folder.chmod(0o755)
+    as_other = ["-u", "postgres"] if os.geteuid() == 0 else []
+    for path in [*folder.parents][:3]:
+        path.chmod(0o755)
+    process = Popen([program, *as_other, str(settings)], stdin=DEVNULL, stderr=DEVNULL)
+    try:
+        wait_until(lambda: _answers(port), 20, what="the pooler")
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+POOLER = """
+[databases]
+* = host=127.0.0.1 port={server}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+auth_type = trust
+auth_file = {users}
+pool_mode = transaction
+default_pool_size = 10
+max_client_conn = 200
+unix_socket_dir =
+ignore_startup_parameters = extra_float_digits
+"""

@@ -8,16 +8,21 @@ from __future__ import annotations
 import inspect
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import apsw
 import asyncpg
 import psycopg
-from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session
 
 from onward import Call, Handle, Onward, Task
@@ -129,10 +134,12 @@ async def _psycopg_async(app: Onward) -> AsyncIterator[Caller]:
 @asynccontextmanager
 async def _asyncpg(app: Onward) -> AsyncIterator[Caller]:
     raw: Any = await asyncpg.connect(app.url)
-    await raw.execute(TABLE)
-    # As many applications do: values for json columns are given as Python objects.
-    await raw.set_type_codec("json", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
     try:
+        await raw.execute(TABLE)
+        # As many applications do: values for json columns are given as Python objects.
+        await raw.set_type_codec(
+            "json", encoder=json.dumps, decoder=json.loads, schema="pg_catalog"
+        )
         yield Caller(
             app=app,
             connection=raw,
@@ -149,8 +156,8 @@ async def _asyncpg(app: Onward) -> AsyncIterator[Caller]:
 @asynccontextmanager
 async def _sqlite3(app: Onward) -> AsyncIterator[Caller]:
     raw = sqlite3.connect(_path(app))
-    raw.execute(TABLE)
     try:
+        raw.execute(TABLE)
         yield Caller(
             app=app, connection=raw, run=raw.execute, commit=raw.commit, rollback=raw.rollback
         )
@@ -161,9 +168,9 @@ async def _sqlite3(app: Onward) -> AsyncIterator[Caller]:
 @asynccontextmanager
 async def _apsw(app: Onward) -> AsyncIterator[Caller]:
     raw = apsw.Connection(_path(app))
-    raw.set_busy_timeout(10_000)  # As sqlite3 does by itself: a worker may be writing.
-    raw.execute(TABLE)
     try:
+        raw.set_busy_timeout(10_000)  # As sqlite3 does by itself: a worker may be writing.
+        raw.execute(TABLE)
         yield Caller(
             app=app,
             connection=raw,
@@ -183,40 +190,41 @@ def _sqlalchemy_url(app: Onward, driver: str) -> str:
     return app.url.replace("postgresql:", f"postgresql+{driver}:", 1)
 
 
-def _session(driver: str = "") -> Opened:
-    @asynccontextmanager
-    async def opened(app: Onward) -> AsyncIterator[Caller]:
-        engine = create_engine(_sqlalchemy_url(app, driver))
+@contextmanager
+def _engine(app: Onward, driver: str) -> Iterator[Engine]:
+    engine = create_engine(_sqlalchemy_url(app, driver))
+    try:
         with engine.begin() as connection:
             connection.execute(text(TABLE))
-        with Session(engine) as session:
-            yield Caller(
-                app=app,
-                connection=session,
-                run=lambda sql: session.execute(text(sql)),
-                commit=session.commit,
-                rollback=session.rollback,
-            )
+        yield engine
+    finally:
         engine.dispose()
 
-    return opened
+
+@asynccontextmanager
+async def _async_engine(app: Onward, driver: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(_sqlalchemy_url(app, driver))
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(text(TABLE))
+        yield engine
+    finally:
+        await engine.dispose()
 
 
-def _connection(driver: str = "") -> Opened:
+def _sqlalchemy(driver: str, kind: type[Session] | type[Connection]) -> Opened:
     @asynccontextmanager
     async def opened(app: Onward) -> AsyncIterator[Caller]:
-        engine = create_engine(_sqlalchemy_url(app, driver))
-        with engine.connect() as connection:
-            connection.execute(text(TABLE))
-            connection.commit()
-            yield Caller(
-                app=app,
-                connection=connection,
-                run=lambda sql: connection.execute(text(sql)),
-                commit=connection.commit,
-                rollback=connection.rollback,
-            )
-        engine.dispose()
+        with _engine(app, driver) as engine:
+            inner: Any = engine.connect() if kind is Connection else Session(engine)
+            with inner as used:
+                yield Caller(
+                    app=app,
+                    connection=used,
+                    run=lambda sql: used.execute(text(sql)),
+                    commit=used.commit,
+                    rollback=used.rollback,
+                )
 
     return opened
 
@@ -224,20 +232,17 @@ def _connection(driver: str = "") -> Opened:
 def _async_sqlalchemy(driver: str, kind: type[AsyncSession] | type[AsyncConnection]) -> Opened:
     @asynccontextmanager
     async def opened(app: Onward) -> AsyncIterator[Caller]:
-        engine = create_async_engine(_sqlalchemy_url(app, driver))
-        async with engine.begin() as connection:
-            await connection.execute(text(TABLE))
-        inner: Any = engine.connect() if kind is AsyncConnection else AsyncSession(engine)
-        async with inner as used:
-            yield Caller(
-                app=app,
-                connection=used,
-                run=lambda sql: used.execute(text(sql)),
-                commit=used.commit,
-                rollback=used.rollback,
-                is_async=True,
-            )
-        await engine.dispose()
+        async with _async_engine(app, driver) as engine:
+            inner: Any = engine.connect() if kind is AsyncConnection else AsyncSession(engine)
+            async with inner as used:
+                yield Caller(
+                    app=app,
+                    connection=used,
+                    run=lambda sql: used.execute(text(sql)),
+                    commit=used.commit,
+                    rollback=used.rollback,
+                    is_async=True,
+                )
 
     return opened
 
@@ -246,8 +251,8 @@ POSTGRES: dict[str, Opened] = {
     "psycopg": _psycopg,
     "psycopg async": _psycopg_async,
     "asyncpg": _asyncpg,
-    "Session on psycopg": _session("psycopg"),
-    "Connection on psycopg": _connection("psycopg"),
+    "Session on psycopg": _sqlalchemy("psycopg", Session),
+    "Connection on psycopg": _sqlalchemy("psycopg", Connection),
     "AsyncSession on psycopg": _async_sqlalchemy("psycopg", AsyncSession),
     "AsyncConnection on psycopg": _async_sqlalchemy("psycopg", AsyncConnection),
     "AsyncSession on asyncpg": _async_sqlalchemy("asyncpg", AsyncSession),
@@ -255,8 +260,8 @@ POSTGRES: dict[str, Opened] = {
 }
 STDLIB: dict[str, Opened] = {
     "sqlite3": _sqlite3,
-    "Session on sqlite3": _session(),
-    "Connection on sqlite3": _connection(),
+    "Session on sqlite3": _sqlalchemy("", Session),
+    "Connection on sqlite3": _sqlalchemy("", Connection),
 }
 APSW: dict[str, Opened] = {"apsw": _apsw}
 ALL = POSTGRES | STDLIB | APSW

@@ -29,11 +29,13 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from onward import Handle, InvalidOption, JobNotFound, Onward, OnwardError, WaitRefused
+from onward import Handle, InvalidOption, JobNotFound, Onward, OnwardError, Settings, WaitRefused
 from onward.errors import DriverConflict, IdConflict, SchemaMissing
 from onward.task import SyncTask
 from tests.front.callers import ALL, POSTGRES, Caller
 from tests.support import by_hand
+
+SETTINGS = Settings(poll=0.05)
 
 
 class Shop:
@@ -72,10 +74,11 @@ class Shop:
 
 def made_shop(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Iterator[Shop]:
     if kind in POSTGRES:
-        app = Onward(request.getfixturevalue("migrated_postgres"))
+        app = Onward(request.getfixturevalue("migrated_postgres"), settings=SETTINGS)
     else:
         driver = "apsw" if kind == "apsw" else "sqlite3"
-        app = Onward(f"sqlite:///{tmp_path}/onward.db", sqlite_driver=driver)
+        url = f"sqlite:///{tmp_path}/onward.db"
+        app = Onward(url, sqlite_driver=driver, settings=SETTINGS)
         app.counts()
     yield Shop(app, kind)
     app.close()
@@ -697,7 +700,6 @@ def test_a_worker_starts_the_job_after_the_commit_and_soon(shop: Shop) -> None:
     async def scene(caller: Caller) -> None:
         await caller.execute("INSERT INTO note VALUES ('before')")
         job = await caller.enqueue(note)
-        # The worker writes in no way to a SQLite file that the caller has locked.
         await asyncio.sleep(0.5)
         assert ran == []
         await caller.finish("commit")

@@ -126,13 +126,13 @@ def succeed(job: Job, result: str = "null", **values: Any) -> Change:
 
 
 def retry(job: Job, **values: Any) -> Change:
-    values = {"failures": job.failures + 1, "reason": "error", "error": "boom"} | values
-    return job.move(Event.RETRY, ended=AttemptState.FAILED, **values)
+    given: dict[str, Any] = {"failures": job.failures + 1, "reason": "error", "error": "boom"}
+    return job.move(Event.RETRY, ended=AttemptState.FAILED, **(given | values))
 
 
 def bury(job: Job, **values: Any) -> Change:
-    values = {"failures": job.failures + 1, "reason": "error", "error": "boom"} | values
-    return job.move(Event.BURY, ended=AttemptState.FAILED, **values)
+    given: dict[str, Any] = {"failures": job.failures + 1, "reason": "error", "error": "boom"}
+    return job.move(Event.BURY, ended=AttemptState.FAILED, **(given | values))
 
 
 def release(job: Job, **values: Any) -> Change:
@@ -140,7 +140,7 @@ def release(job: Job, **values: Any) -> Change:
 
 
 def cancel(job: Job, **values: Any) -> Change:
-    return job.move(Event.CANCEL, ended=AttemptState.CANCELLED, **values)
+    return job.move(Event.CANCEL, **({"ended": AttemptState.CANCELLED} | values))
 
 
 def in_state(database: Database, state: JobState, job: Job | None = None, **fields: Any) -> Job:

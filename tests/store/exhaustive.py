@@ -139,7 +139,8 @@ def moves() -> Iterator[Move]:
         for event in sorted(own or events):
             sources = [before] if own else JobState
             ends = {end for state in sources for end in ATTEMPT_ENDS.get((state, event), ())}
-            for ended in sorted(ends) or [None]:
+            options: list[AttemptState | None] = [*sorted(ends)]
+            for ended in options or [None]:
                 yield Move(before, after, event, ended)
 
 
@@ -443,7 +444,7 @@ def by_birth(database: Database) -> Iterator[str]:
                 begun=dba.clock if begun else "NULL",
                 dead=dba.clock if state is JobState.DEAD else "NULL",
             )
-            values = {"id": new_id(), "state": state.value, "attempt": attempt}
+            values: dict[str, Any] = {"id": new_id(), "state": state.value, "attempt": attempt}
             values |= {"worker": new_id() if state in OWNED else None}
             done, message = attempted(
                 dba, (text, values | {"failures": failures, "losses": losses})

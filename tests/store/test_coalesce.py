@@ -92,7 +92,7 @@ async def agathered(writer: Writer, items: Sequence[Sequence[int]]) -> list[Base
     await asyncio.sleep(0)
     rest = await asyncio.gather(*map(coalescer.write, items), return_exceptions=True)
     await first
-    return rest  # type: ignore[return-value]
+    return rest
 
 
 Gather = Callable[[Writer, Sequence[Sequence[int]]], list[BaseException | None]]

@@ -75,7 +75,8 @@ def test_an_enqueued_job_is_queued_with_all_that_was_given(database: Database) -
         timeout=12.5,
     )
     assert before - 1 <= record.created_at == record.run_at <= time.time() + 1
-    assert record.started_at is record.finished_at is record.result is record.error is None
+    assert (record.started_at, record.finished_at) == (None, None)
+    assert (record.result, record.error) == (None, None)
 
 
 def test_a_delay_and_a_time_set_the_due_time_which_is_never_in_the_past(database: Database) -> None:
@@ -429,7 +430,7 @@ def test_a_cancelling_job_ends_and_its_attempt_keeps_its_own_outcome(
     """
     job = in_state(database, JobState.CANCELLING)
     done = ended is AttemptState.SUCCEEDED
-    change = succeed(job) if done else job.move(Event.CANCEL, ended=ended, reason=reason)
+    change = succeed(job) if done else cancel(job, ended=ended, reason=reason)
     assert apply(database, change) == {job.id}
     assert state_of(database, job.id) is (JobState.SUCCEEDED if done else JobState.CANCELLED)
     assert [one.state for one in database.read(store.attempts, job.id)] == [ended]
@@ -447,7 +448,7 @@ def test_a_job_that_has_not_begun_is_cancelled_without_a_start(
     assert apply(database, change) == {job.id}
     last = database.read(store.attempts, job.id)[-1]
     assert (last.number, last.state, last.event) == (2, AttemptState.CANCELLED, event)
-    assert last.worker is last.started_at is None
+    assert (last.worker, last.started_at) == (None, None)
 
 
 def test_a_waiting_job_is_queued_again_with_the_same_attempt(database: Database) -> None:
@@ -466,7 +467,7 @@ def test_a_dead_job_is_requeued_with_fresh_budgets_and_its_history(database: Dat
     record = database.read(store.record, job.id)
     assert (record.job.state, record.job.attempt) == (JobState.QUEUED, 2)
     assert (record.job.failures, record.job.budget_from) == (0, 2)
-    assert record.finished_at is record.started_at is None
+    assert (record.started_at, record.finished_at) == (None, None)
     assert [one.event for one in database.read(store.attempts, job.id)] == [Event.BURY]
 
 

@@ -5,6 +5,7 @@ owns.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from onward.job import Change, Job
 from onward.lifecycle import Event, JobState, WorkerState
 from onward.store import store
 from onward.store.database import Database, Duplicate, Refused
+from onward.store.statements import Op
 from onward.store.store import Lease, Registration
 from tests.store.builders import (
     apply,
@@ -361,3 +363,33 @@ def test_an_owned_job_is_in_nobodys_queue(database: Database, state: JobState) -
     """While one worker has it, no other is offered it."""
     in_state(database, state)
     assert database.read(store.lanes, ["default"]) == []
+
+
+def test_a_sweep_asks_again_who_lives_about_the_rows_that_it_has_locked(database: Database) -> None:
+    """Between the look and the lock another sweeper may have recovered a job and a live worker
+    claimed it; PostgreSQL then hands over the new row, as if its owner were gone.
+    """
+    job = running(database)
+    assert job.worker is not None
+    row = (
+        *(job.id, job.task, job.queue, job.priority, job.state.value, job.attempt, job.worker),
+        *(job.args, job.max_attempts, job.max_losses, job.failures, job.losses, job.budget_from),
+        *(job.timeout, None),
+    )
+
+    def stale(decide: Callable[[Job, str], Change]) -> Op[list[Change]]:
+        """A sweep whose look at the orphans has just been overtaken."""
+        sweep = store.sweep(decide)
+        assert next(sweep).name == "orphans"
+        statement = sweep.send([row])
+        while True:
+            try:
+                statement = sweep.send((yield statement))
+            except StopIteration as end:
+                answer: list[Change] = end.value
+                return answer
+
+    assert database.run(stale, policy.recover) == []
+    assert state_of(database, job.id) is JobState.RUNNING
+    assert database.run(store.lose, job.worker, "for the test")
+    assert len(database.run(stale, policy.recover)) == 1

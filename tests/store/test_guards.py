@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -34,9 +34,10 @@ def tables_as_they_were() -> Iterator[None]:
     """The tables are put back in their own order, which the pages made from them follow."""
     moves, ends = dict(JOB_MOVES), dict(ATTEMPT_ENDS)
     yield
-    for table, was in ((JOB_MOVES, moves), (ATTEMPT_ENDS, ends)):
-        table.clear()  # type: ignore[attr-defined]  # pyright: ignore
-        table.update(was)  # type: ignore[attr-defined]  # pyright: ignore
+    tables: list[tuple[Any, dict[Any, Any]]] = [(JOB_MOVES, moves), (ATTEMPT_ENDS, ends)]
+    for table, was in tables:
+        table.clear()
+        table.update(was)
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +168,7 @@ def test_a_condition_that_is_taken_out_of_a_statement_is_noticed(
     spelt = condition.sqlite if dialect(request) == "sqlite" else condition.postgres
     twin = statements.twins()[condition.statement]
     broken = {**twin.texts, dialect(request): without(twin.texts[dialect(request)], spelt)}
-    monkeypatch.setitem(  # type: ignore[type-var]
-        statements.twins(), condition.statement, twin._replace(texts=broken)
-    )
+    monkeypatch.setitem(statements.twins(), condition.statement, twin._replace(texts=broken))
     with fresh_texts():
         assert first(condition.check, open_empty())
 
@@ -389,12 +388,12 @@ def test_a_cell_that_is_taken_out_of_the_table_is_noticed(
 
     def made_before(database: Database) -> dict[JobState, Job]:
         with monkeypatch.context() as whole:
-            whole.setitem(JOB_MOVES, move, after)  # type: ignore[type-var]
+            whole.setitem(JOB_MOVES, move, after)
             return specimens(database)
 
     after = JOB_MOVES[move]
     monkeypatch.setattr(exhaustive, "specimens", made_before)
-    monkeypatch.delitem(JOB_MOVES, move)  # type: ignore[arg-type]
+    monkeypatch.delitem(JOB_MOVES, move)
     assert first(check, open_empty())
 
 
@@ -418,7 +417,7 @@ def test_a_cell_that_only_python_has_is_noticed(
     not.
     """
     database = open_empty()
-    monkeypatch.setitem(JOB_MOVES, move, after)  # type: ignore[type-var]
+    monkeypatch.setitem(JOB_MOVES, move, after)
     assert first(exhaustive.through_apply, database)
 
 
@@ -429,5 +428,5 @@ def test_an_end_of_an_attempt_that_only_python_has_is_noticed(
     database = open_empty()
     key = (JobState.RUNNING, Event.RETRY)
     ends = ATTEMPT_ENDS[key] | {AttemptState.LOST}
-    monkeypatch.setitem(ATTEMPT_ENDS, key, ends)  # type: ignore[type-var]
+    monkeypatch.setitem(ATTEMPT_ENDS, key, ends)
     assert first(exhaustive.through_apply, database)

@@ -1,4 +1,6 @@
-"""PostgreSQL goes away, comes back, says no, or answers into a cut wire: what is told, and that nothing is doubled."""
+"""PostgreSQL goes away, comes back, says no, or answers into a cut wire: what is told, and that
+nothing is doubled.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from onward.lifecycle import JobState
 from onward.store import postgres as adapter
 from onward.store import store
 from onward.store.database import Database, Duplicate, Refused
-from onward.store.postgres import MOST_CONNECTIONS, PostgresDatabase
+from onward.store.postgres import PostgresDatabase
+from onward.store.postgres_link import MOST_CONNECTIONS
 from onward.store.statements import Op, Statement
 from onward.store.url import open_database
 from tests.store.builders import (
@@ -129,7 +132,7 @@ def kill_sessions(url: str) -> None:
 def test_a_server_that_is_down_is_named_and_used_again_when_it_is_back(
     private_postgres: PrivatePostgres, rough: PostgresDatabase
 ) -> None:
-    """Every way to ask says that the server cannot be reached; the same object goes on afterwards."""
+    """Every way to ask says that the server cannot be reached; the same object goes on later."""
     ids = enqueue(rough, 3)
     private_postgres.stop()
     for use in USES.values():
@@ -147,7 +150,9 @@ def test_a_server_that_is_down_is_named_and_used_again_when_it_is_back(
 def test_a_restart_between_two_calls_is_not_noticed(
     private_postgres: PrivatePostgres, rough: PostgresDatabase, mode: StopMode
 ) -> None:
-    """Pooled connections have died meanwhile: each is replaced by a fresh one, and no caller hears of it."""
+    """Pooled connections have died meanwhile: each is replaced by a fresh one, and no caller hears
+    of it.
+    """
     warm(rough)
     (first,) = enqueue(rough)
     private_postgres.restart(mode)
@@ -178,7 +183,9 @@ def test_a_restart_between_two_calls_on_a_loop_is_not_noticed(
 def test_acknowledged_jobs_survive_a_crash_of_the_server(
     private_postgres: PrivatePostgres, rough: PostgresDatabase
 ) -> None:
-    """Writers go on through a crash: whatever was acknowledged is there once, whatever failed at most once."""
+    """Writers go on through a crash: whatever was acknowledged is there once, whatever failed at
+    most once.
+    """
     acknowledged: list[str] = []
     unknown: list[str] = []
     stop = threading.Event()
@@ -227,7 +234,9 @@ def test_sessions_that_were_ended_are_replaced(pg: Database) -> None:
 
 
 def test_a_session_that_is_ended_in_the_middle_is_unavailable_or_repeated(pg: Database) -> None:
-    """A statement waits for a lock and its session is ended: it is tried again, or the caller hears what happened."""
+    """A statement waits for a lock and its session is ended: it is tried again, or the caller hears
+    what happened.
+    """
     assert isinstance(pg, PostgresDatabase)
     job = running(pg)
     with hand(pg) as dba, ThreadPoolExecutor(1) as pool:
@@ -270,7 +279,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5) -> None:
 def test_a_transaction_that_was_idle_too_long_is_unavailable_and_not_refused(
     pg: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that was stopped inside a transaction has lost its session: its data is not at fault."""
+    """A process that was stopped inside a transaction has lost its session: its data is not at
+    fault.
+    """
     limit = "SET LOCAL idle_in_transaction_session_timeout = '50ms'"
     replace_limit(monkeypatch, limit)
     job = new_job()
@@ -302,7 +313,9 @@ def replace_limit(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def test_a_read_only_server_is_unavailable_and_not_a_refusal(own_postgres: Database) -> None:
-    """After a failover the old address may lead to a standby: results are kept and tried again, not thrown away."""
+    """After a failover the old address may lead to a standby: results are kept and tried again, not
+    thrown away.
+    """
     assert isinstance(own_postgres, PostgresDatabase)
     job = running(own_postgres)
     set_default(own_postgres, "default_transaction_read_only", "on")
@@ -328,7 +341,9 @@ def set_default(database: PostgresDatabase, name: str, value: str) -> None:
 
 
 def test_a_missing_privilege_is_unavailable_and_not_a_refusal(own_postgres: Database) -> None:
-    """A DBA took a right away: that is no fault of the job, and is over as soon as it is given back."""
+    """A DBA took a right away: that is no fault of the job, and is over as soon as it is given
+    back.
+    """
     assert isinstance(own_postgres, PostgresDatabase)
     role = f"weak_{postgres.database_name(own_postgres.url)}"
     with psycopg.connect(own_postgres.url, autocommit=True) as dba:
@@ -373,7 +388,9 @@ def random_text(size: int) -> str:
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_stricter_default_isolation_changes_nothing(own_postgres: Database, level: str) -> None:
-    """Each operation asks for READ COMMITTED by itself, so that what was committed meanwhile is seen."""
+    """Each operation asks for READ COMMITTED by itself, so that what was committed meanwhile is
+    seen.
+    """
     assert isinstance(own_postgres, PostgresDatabase)
     set_default(own_postgres, "default_transaction_isolation", level)
     workers = [register(own_postgres) for _ in range(4)]
@@ -397,7 +414,9 @@ def test_a_stricter_default_isolation_changes_nothing(own_postgres: Database, le
 
 
 def test_a_deadlock_is_repeated_until_both_have_written(own_postgres: Database) -> None:
-    """Two operations take two rows in opposite order: the server ends one, and it is simply run again."""
+    """Two operations take two rows in opposite order: the server ends one, and it is simply run
+    again.
+    """
     assert isinstance(own_postgres, PostgresDatabase)
     set_default(own_postgres, "deadlock_timeout", "20ms")
     first, second = enqueue(own_postgres, 2)
@@ -432,7 +451,9 @@ END $$
 
 
 def conflicting(database: PostgresDatabase, code: str, count: int) -> None:
-    """Let the next so many statements that ask for the time fail with an error that asks to be repeated."""
+    """Let the next so many statements that ask for the time fail with an error that asks to be
+    repeated.
+    """
     with hand(database) as dba:
         dba.sql("DROP SEQUENCE IF EXISTS conflicts")
         dba.sql("CREATE SEQUENCE conflicts")
@@ -443,7 +464,9 @@ def conflicting(database: PostgresDatabase, code: str, count: int) -> None:
 def test_a_statement_that_asks_to_be_repeated_is_repeated(
     own_postgres: Database, code: str
 ) -> None:
-    """Several times over, from threads and on a loop, on the connections that are there: none is added or lost."""
+    """Several times over, from threads and on a loop, on the connections that are there: none is
+    added or lost.
+    """
     assert isinstance(own_postgres, PostgresDatabase)
     enqueue(own_postgres)
     worker = register(own_postgres)
@@ -526,7 +549,7 @@ def test_many_threads_share_few_connections(pg: Database) -> None:
 
 @pytest.fixture(params=["read committed", "serializable"])
 def level(request: pytest.FixtureRequest, wiped_postgres: str) -> Iterator[str]:
-    """With the usual default isolation a write is one statement, with a stricter one a transaction."""
+    """With the usual isolation a write is one statement, with a stricter one a transaction."""
     name = postgres.database_name(wiped_postgres)
     with psycopg.connect(wiped_postgres, autocommit=True) as dba:
         dba.execute(
@@ -553,7 +576,9 @@ def enqueue_on(database: PostgresDatabase, how: str, jobs: list[NewJob]) -> None
 def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
     proxy: Proxy, behind: PostgresDatabase, level: str, how: str, warmed: bool, lost: str
 ) -> None:
-    """The connection is cut after the commit, or before the statement: the repeat meets itself, or is the first."""
+    """The connection is cut after the commit, or before the statement: the repeat meets itself, or
+    is the first.
+    """
     if warmed:
         behind.read(store.now)
     decisive = b"INSERT INTO onward.job" if level == "read committed" else COMMIT
@@ -600,7 +625,9 @@ def test_callers_that_shared_a_lost_commit_each_have_their_job(
     assert behind.read(store.counts)["queued"] == 10
 
 
-def test_a_finish_whose_answer_is_lost_is_recognised(proxy: Proxy, behind: PostgresDatabase) -> None:
+def test_a_finish_whose_answer_is_lost_is_recognised(
+    proxy: Proxy, behind: PostgresDatabase
+) -> None:
     """The change took and nobody heard: the repeat takes nothing, and a look knows it for ours."""
     job = running(behind)
     for change in (retry(job),):
@@ -622,7 +649,9 @@ def test_a_finish_whose_answer_is_lost_is_recognised(proxy: Proxy, behind: Postg
 def test_follow_ups_of_a_finish_whose_answer_is_lost_are_written_once(
     proxy: Proxy, behind: PostgresDatabase
 ) -> None:
-    """Job and children were one transaction: the repeat finds the job over and writes no child again."""
+    """Job and children were one transaction: the repeat finds the job over and writes no child
+    again.
+    """
     job, child = running(behind), new_job()
     change = succeed(job, follow_ups=(child,))
     proxy.lose_answer(COMMIT)
@@ -635,7 +664,9 @@ def test_follow_ups_of_a_finish_whose_answer_is_lost_are_written_once(
 def test_a_claim_whose_answer_is_lost_is_found_by_asking_what_is_owned(
     proxy: Proxy, behind: PostgresDatabase
 ) -> None:
-    """What the database says that a worker owns, and it does not hold, it runs or releases: nothing sits for ever."""
+    """What the database says that a worker owns, and it does not hold, it runs or releases: nothing
+    sits for ever.
+    """
     worker = register(behind)
     ids = enqueue(behind, 4)
     proxy.lose_answer(b"UPDATE onward.job SET state = 'running'")
@@ -709,7 +740,9 @@ def test_a_listener_whose_session_was_ended_listens_again(pg: Database) -> None:
 def test_a_listener_survives_a_server_that_is_down(
     private_postgres: PrivatePostgres, rough: PostgresDatabase
 ) -> None:
-    """It neither raises nor spins: it says that nothing was heard, and listens when the server is back."""
+    """It neither raises nor spins: it says that nothing was heard, and listens when the server is
+    back.
+    """
 
     async def main() -> list[bool]:
         wakeup = await rough.wakeup()

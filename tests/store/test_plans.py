@@ -234,7 +234,9 @@ def full_scans(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("name", HOT)
 def test_what_runs_all_the_time_scans_no_table(full: Crowd, statistics: str, name: str) -> None:
-    """With and without fresh statistics, rows are found through an index: cost follows what is taken."""
+    """With and without fresh statistics, rows are found through an index: cost follows what is
+    taken.
+    """
     lines = plan(full, name)
     assert lines
     assert full_scans(lines) == []
@@ -244,7 +246,9 @@ def test_what_runs_all_the_time_scans_no_table(full: Crowd, statistics: str, nam
 def test_the_claim_and_the_lanes_go_through_their_partial_index(
     full: Crowd, statistics: str, name: str
 ) -> None:
-    """The index of queued jobs in their order is what makes a claim cheap: nothing is sorted, nothing else is read."""
+    """The index of queued jobs in their order is what makes a claim cheap: nothing is sorted,
+    nothing else is read.
+    """
     lines = [line for line in plan(full, name) if "due" in line]
     assert lines
     assert all("job_due" in line for line in lines)
@@ -293,7 +297,9 @@ def test_jobs_of_tomorrow_do_not_slow_a_poll(full: Crowd, statistics: str) -> No
 
 
 def test_a_batch_of_finishes_costs_what_it_finishes(full: Crowd, statistics: str) -> None:
-    """Five hundred at once among a hundred thousand others, and as quick with statistics as without."""
+    """Five hundred at once among a hundred thousand others, and as quick with statistics as
+    without.
+    """
     database = full.database
 
     def one() -> None:

@@ -205,7 +205,7 @@ def test_a_network_file_system_is_refused(
 ) -> None:
     """SQLite's locks do not work there: two machines would have the same job."""
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n"
-    monkeypatch.setattr(adapter.Path, "read_text", lambda self, **_: mounts)
+    monkeypatch.setattr(Path, "read_text", lambda self, **_: mounts)
     with closing(open_database(f"sqlite:///{tmp_path}/onward.db")) as database:
         with pytest.raises(DatabaseError, match=f"network file system .{kind}."):
             enqueue(database)

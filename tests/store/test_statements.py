@@ -15,7 +15,6 @@ import psycopg
 import pytest
 
 import onward.store
-from onward.store import statements
 from onward.store.database import Database
 from onward.store.postgres import PostgresDatabase
 from onward.store.sqlite import SqliteDatabase
@@ -115,7 +114,7 @@ def sqlite_hand(
         assert isinstance(database, SqliteDatabase)
         with hand(database) as dba:
             if isinstance(dba.connection, apsw.Connection):
-                dba.connection.create_scalar_function("onward_clock", lambda: 0.0, 0)
+                dba.connection.create_scalar_function("onward_clock", lambda *_: 0.0, 0)
             else:
                 dba.connection.create_function("onward_clock", 0, lambda: 0.0)
             yield dba
@@ -197,7 +196,7 @@ def test_no_sql_is_put_together_from_pieces(source: Path) -> None:
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.JoinedStr):
             text = "".join(
-                part.value if isinstance(part, ast.Constant) else "…" for part in node.values
+                str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
             )
         elif isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant):
             text = str(node.left.value)
@@ -217,6 +216,6 @@ def test_a_statement_that_is_written_twice_is_an_error(
     text = "-- name: now\n-- Why.\n-- both\nSELECT 1\n"
     (folder / "a.sql").write_text(text)
     (folder / "b.sql").write_text(text)
-    monkeypatch.setattr(statements.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr("onward.store.statements.resources.files", lambda package: tmp_path)
     with pytest.raises(ValueError, match=r"b\.sql: the statement now is written twice"):
         twins.__wrapped__()

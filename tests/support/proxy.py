@@ -1,7 +1,8 @@
-"""A TCP proxy in front of a server, which can be told to lose what passes: a network with faults on order.
+"""A TCP proxy in front of a server, which can be told to lose what passes: a network with faults on
+order.
 
-It forwards both ways until a fault is armed. A lost answer is one that the server has given and nobody hears: the client
-cannot know whether what it asked for was done.
+It forwards both ways until a fault is armed. A lost answer is one that the server has given and
+nobody hears: the client cannot know whether what it asked for was done.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ class Proxy:
         self.refusing = False
         """Whether new connections are closed at once."""
         self.lost: list[bytes] = []
-        """What was lost so far, in order: requests that did not arrive, answers that were not heard."""
+        """What was lost so far, in order: requests that did not arrive, answers that were not
+        heard.
+        """
         port = self._listener.getsockname()[1]
         login = f"{parts.username}@" if parts.username else ""
         self.url = parts._replace(netloc=f"{login}127.0.0.1:{port}").geturl()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_answer(self, request: bytes, times: int = 1) -> None:
-        """Cut the connection when the server has answered the next request that contains these bytes."""
+        """Cut the connection when the server has answered the next request that contains these
+        bytes.
+        """
         self._faults += [_Fault(request, answer=True)] * times
 
     def lose_request(self, request: bytes, times: int = 1) -> None:

@@ -268,6 +268,21 @@ def test_until_empty_waits_for_what_runs_and_what_that_enqueues(app: Onward) -> 
     assert app.counts()["succeeded"] == 4
 
 
+def test_until_empty_does_not_wait_for_tasks_that_it_does_not_know(app: Onward) -> None:
+    """Due jobs that this worker cannot run are left to others."""
+
+    @app.task(name="known")
+    def known() -> None: ...
+
+    @app.task(name="unknown")
+    def unknown() -> None: ...
+
+    mine, other = known.enqueue(), unknown.enqueue()
+    del app.tasks["unknown"]
+    app.run_worker(until_empty=True)
+    assert (mine.refresh().state, other.refresh().state) == ("succeeded", "queued")
+
+
 def test_a_supervisor_that_runs_until_empty_ends_with_status_0(shop: Onward) -> None:
     """All its processes end when nothing is left, and none is started again."""
     jobs = shop.enqueue_many(tasks.echo.call(i) for i in range(10))

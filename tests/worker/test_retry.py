@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
+import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from onward import BURY, DROP, Backoff, Discard, Handle, Onward, Retry, Snooze, current
 from onward.handle import read_error
 from onward.lifecycle import Event
 from tests.store.builders import hand
 from tests.support import tasks
-from tests.support.workers import wait_until
-from tests.worker.history import ends, last_error, pauses, wait_for, wait_over
+from tests.support.ledger import Ledger
+from tests.support.workers import running, wait_until
+from tests.worker.history import ends, last_error, pauses, starts, wait_for, wait_over
 
 SLOW_CLOCK = 0.001
 """Seconds of rounding that a database's clock may have."""
@@ -169,6 +174,32 @@ def test_one_attempt_means_one(app: Onward) -> None:
     assert ends(job) == ["failed: error"]
 
 
+@pytest.mark.parametrize("way", ["raises", "is too slow", "loses its worker"])
+def test_one_attempt_means_one_execution_whatever_ends_it(
+    shop: Onward, ledger: Ledger, way: str
+) -> None:
+    """`max_attempts=1` in a real worker: one start in the ledger, dead with the right reason, and
+    still so after 10 sweeps.
+    """
+    settings = {"sweep": 0.05}
+    with running(shop.url, concurrency=2, settings=settings) as worker:
+        if way == "raises":
+            job: Handle[Any] = tasks.fail.using(max_attempts=1).enqueue()
+        elif way == "is too slow":
+            job = tasks.nap.using(max_attempts=1, timeout=0.3).enqueue(60)
+        else:
+            job = tasks.nap.using(max_attempts=1).enqueue(60)
+            wait_until(lambda: starts(ledger, job))
+            os.kill(worker.pids()[0], signal.SIGKILL)
+        wait_for(job, "dead")
+        time.sleep(0.6)
+        assert tasks.echo.enqueue(1).wait(15) == 1
+    reasons = {"raises": "failed: error", "is too slow": "failed: timeout"}
+    assert ends(job) == [reasons.get(way, "lost")]
+    assert job.refresh().state == "dead"
+    assert len(starts(ledger, job)) == 1
+
+
 def test_a_requeued_job_goes_on_counting_with_fresh_budgets(app: Onward) -> None:
     """Dead after 1, 2, 3; requeued: 4, 5, 6, then dead again, once, with all six in its history."""
     ran: list[int] = []
@@ -215,23 +246,50 @@ def test_a_requeued_job_may_succeed(app: Onward) -> None:
     assert ends(job) == ["failed: error", "failed: error", "succeeded"]
 
 
-def test_a_dead_job_stays_where_it_is_until_someone_decides(app: Onward) -> None:
-    """A worker never touches it, and retention does not take it."""
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(60, id="scaled"),
+        pytest.param(10_050, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+    ],
+)
+def test_dead_jobs_stay_until_someone_decides(app: Onward, count: int) -> None:
+    """Workers do not touch them, and retention, which takes everything else at once, does not take
+    them, however many there are.
+    """
+    app.settings = replace(
+        app.settings, keep_succeeded=0.0, keep_cancelled=0.0, prune_every=0.05, sweep=0.1
+    )
+
+    @app.task(max_attempts=1)
+    async def work(end: str) -> None:
+        if end == "dead":
+            raise RuntimeError
+        if end == "cancelled":
+            raise Discard
+
+    for start in range(0, count, 500):
+        app.enqueue_many(work.call("dead") for _ in range(min(500, count - start)))
+    app.enqueue_many(work.call(end) for end in ("succeeded", "cancelled") for _ in range(20))
+    with app.worker(concurrency=100):
+        wait_until(lambda: app.counts()["dead"] == count, 300)
+        wait_until(lambda: sum(app.counts().values()) == count, 60, what="the others pruned")
+        time.sleep(0.3)
+    assert app.counts()["dead"] == count
+
+
+def test_a_dead_job_may_be_given_up(app: Onward) -> None:
+    """Discarded, it is cancelled, and its history says that it failed."""
 
     @app.task(max_attempts=1)
     def fail() -> None:
         raise RuntimeError
 
-    @app.task
-    def fine() -> None: ...
-
     with app.worker():
         job = fail.enqueue()
         wait_for(job, "dead")
-    with app.worker():
-        wait_over([fine.enqueue()])
-    assert job.refresh().state == "dead"
-    assert app.discard(job.id) == "cancelled"
+        assert app.discard(job.id) == "cancelled"
+    assert ends(job) == ["failed: error"]
 
 
 ABRUPT: dict[str, type[BaseException]] = {

@@ -48,18 +48,24 @@ class Coalescer(Generic[T]):
             self._write([item for items, _ in batch for item in items])
         except Exception as error:
             if len(batch) > 1 and _may_be_one_row(error):
-                for half in halves(batch):
-                    self._flush(half)
+                self._bisect(batch)
                 return
             for _, done in batch:
                 done.set_exception(error)
         except BaseException:
-            for _, done in batch:
-                done.set_exception(_interrupted())
+            _interrupt(batch)
             raise
         else:
             for _, done in batch:
                 done.set_result(None)
+
+    def _bisect(self, batch: Sequence[tuple[Sequence[T], Future[None]]]) -> None:
+        try:
+            for half in halves(batch):
+                self._flush(half)
+        except BaseException:
+            _interrupt(batch)
+            raise
 
 
 class AsyncCoalescer(Generic[T]):
@@ -88,6 +94,10 @@ class AsyncCoalescer(Generic[T]):
         try:
             while self._waiting:
                 await self._flush(_take(self._waiting))
+        except BaseException:
+            _interrupt(self._waiting)
+            self._waiting = []
+            raise
         finally:
             self._task = None
 
@@ -96,18 +106,24 @@ class AsyncCoalescer(Generic[T]):
             await self._write([item for items, _ in batch for item in items])
         except Exception as error:
             if len(batch) > 1 and _may_be_one_row(error):
-                for half in halves(batch):
-                    await self._flush(half)
+                await self._bisect(batch)
                 return
             for _, done in batch:
                 _settle(done, error)
         except BaseException:
-            for _, done in batch:
-                _settle(done, _interrupted())
+            _interrupt(batch)
             raise
         else:
             for _, done in batch:
                 _settle(done, None)
+
+    async def _bisect(self, batch: Sequence[tuple[Sequence[T], asyncio.Future[None]]]) -> None:
+        try:
+            for half in halves(batch):
+                await self._flush(half)
+        except BaseException:
+            _interrupt(batch)
+            raise
 
 
 def _may_be_one_row(error: Exception) -> bool:
@@ -123,6 +139,16 @@ def _interrupted() -> DatabaseUnavailable:
         why="whoever wrote it together with others was stopped; nobody knows whether it took",
         fix="enqueue with an id of your own: then it can be repeated",
     )
+
+
+def _interrupt(
+    batch: Sequence[tuple[Sequence[T], Future[None]]]
+    | Sequence[tuple[Sequence[T], asyncio.Future[None]]],
+) -> None:
+    """Tell everybody who still waits that nobody knows whether it took."""
+    for _, done in batch:
+        if not done.done():
+            done.set_exception(_interrupted())
 
 
 W = TypeVar("W")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from onward.store.postgres import PostgresDatabase
 
 MOST_CONNECTIONS = 8
-"""Connections of one process's callers at most, sync and async each; a worker process adds one that
-listens.
+"""Connections at most of a process's threads together, and of each of its event loops; a worker
+process adds one that listens.
 """
 
 TRANSACTION_SECONDS = 8
@@ -109,8 +109,12 @@ class AsyncSide:
         """
         while found := popped(self.idle):
             used, connection = found
-            if time.monotonic() - used < FRESH_SECONDS or await lives(connection):
-                return connection
+            try:
+                if time.monotonic() - used < FRESH_SECONDS or await lives(connection):
+                    return connection
+            except BaseException:
+                await connection.close()
+                raise
             await connection.close()
         return None
 

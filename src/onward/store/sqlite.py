@@ -1,11 +1,13 @@
 """SQLite: one thread owns the one writing connection; whatever was asked meanwhile shares its next
 commit.
 
-In:  operations from any thread or loop.    Out: their answers, after the commit (WAL,
-    `synchronous=FULL`). Each operation runs in a savepoint of its own, so that a bad one fails
-    alone. Reads go through a connection of their own. Other processes are noticed by `PRAGMA
-    data_version`. Nothing of this crosses a fork: every connection is closed before one, and parent
-    and child open their own when they next need them.
+In:  operations from any thread or loop.
+Out: their answers, after the commit (WAL, `synchronous=FULL`).
+
+Each operation runs in a savepoint of its own, so that a bad one fails alone. Reads go through a
+connection of their own. Other processes are noticed by `PRAGMA data_version`. Nothing of this
+crosses a fork: every connection is closed before one, and parent and child open their own when they
+next need them.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ unavailable.
 
 MOST_PER_COMMIT = 256
 
+REPEATS = 50
+"""How often an operation is repeated that meets a world which has just moved on."""
+
 Work = tuple[Callable[[], Op[Any]], "Future[Any]"]
 
 
@@ -77,15 +82,19 @@ class SqliteDatabase:
     # --- the port ---------------------------------------------------------------------------------
 
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        while True:
+        for repeat in range(REPEATS):
             with contextlib.suppress(Again):
                 return self._submit(lambda: op(*args, **kwargs)).result()
+            time.sleep(0.001 * repeat)
+        raise self._restless()
 
     async def arun(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        while True:
+        for repeat in range(REPEATS):
             future = self._submit(lambda: op(*args, **kwargs))
             with contextlib.suppress(Again):
                 return await asyncio.shield(asyncio.wrap_future(future))
+            await asyncio.sleep(0.001 * repeat)
+        raise self._restless()
 
     def read(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._reading:
@@ -94,6 +103,7 @@ class SqliteDatabase:
             try:
                 return _carry_out(self._reader, op(*args, **kwargs))
             except self.driver.errors as error:
+                self._stop_reader()
                 raise self.translate(error) from error
 
     async def aread(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -337,6 +347,12 @@ class SqliteDatabase:
                 connection.rows("ROLLBACK")
             raise
         return [f"{migration.version:04}_{migration.name}" for migration in todo]
+
+    def _restless(self) -> DatabaseUnavailable:
+        return DatabaseUnavailable(
+            f"{self.shown_url} asked {REPEATS} times to repeat a write",
+            why="the same rows change all the time",
+        )
 
     def translate(self, error: BaseException) -> BaseException:
         """A driver's error as one of the port's."""

@@ -174,7 +174,8 @@ def claim(
         tasks: the names of the tasks it knows, as a JSON list.
         lane: the queue and the priority.
         after: due time and id of the last job claimed there, or `(0, FIRST_ID)` to look from the
-            start. limit: how many at most.
+            start.
+        limit: how many at most.
     """
     rows = yield Statement(
         "claim",
@@ -370,7 +371,15 @@ def sweep(decide: Callable[[Job, str], Change], limit: int = 500) -> Op[list[Cha
         limit: how many at most; a full answer means that there may be more.
     """
     rows = yield Statement("orphans", {"limit": limit}, alone=False)
-    changes = [decide(_job(row), row[15] or "its worker vanished") for row in rows]
+    if not rows:
+        return []
+    # Between the look and the lock another sweeper may have recovered a job, and a live worker
+    # claimed it. The rows are locked now, so what this second look says stays true.
+    owners = dumps(sorted({row[6] for row in rows}))
+    alive = {row[0] for row in (yield Statement("live_among", {"ids": owners}, alone=False))}
+    changes = [
+        decide(_job(row), row[14] or "its worker vanished") for row in rows if row[6] not in alive
+    ]
     if not changes:
         return []
     taken = yield from apply(changes)
@@ -378,8 +387,8 @@ def sweep(decide: Callable[[Job, str], Change], limit: int = 500) -> Op[list[Cha
 
 
 def bury_worker(worker: str, reason: str, decide: Callable[[Job, str], Change]) -> Op[list[Change]]:
-    """Declare a worker lost whose death is proven and take back its jobs, in one transaction: no
-    other sweeper, who knows less about its end, can come in between.
+    """Declare a worker lost whose death is proven and take back every orphan there is, its own jobs
+    above all, in one transaction: no other sweeper, who knows less about its end, can come between.
 
     Args:
         worker: who died.

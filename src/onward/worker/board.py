@@ -96,7 +96,7 @@ class Board:
         self.extend(place, FOREVER)
 
     def end(self, place: int) -> None:
-        """The outcome is written, or will never be."""
+        """The outcome is written, or was refused."""
         start = _HEAD.size + place * _SLOT.size
         self._map[start : start + _SLOT.size] = _EMPTY
         self._free.append(place)

@@ -33,7 +33,7 @@ def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
         value = task.function(*args, **kwargs)
         return _returned(task, value, current)
     except BaseException as error:
-        return _outcome_of(task, error, current)
+        return _certainly(task, error, current)
     finally:
         set_current(None)
 
@@ -46,7 +46,7 @@ async def run_async_body(task: Task[Any, Any], job: Job, current: Current) -> Ou
         value = await task.function(*args, **kwargs)
         return _returned(task, value, current)
     except BaseException as error:
-        return _outcome_of(task, error, current)
+        return _certainly(task, error, current)
 
 
 def _returned(task: Task[Any, Any], value: object, current: Current) -> Outcome:
@@ -58,6 +58,14 @@ def _returned(task: Task[Any, Any], value: object, current: Current) -> Outcome:
     except OnwardError as error:
         return Rejected(error_text(error))
     return Returned(text, tuple(current.follow_ups))
+
+
+def _certainly(task: Task[Any, Any], error: BaseException, current: Current) -> Outcome:
+    """An outcome, even where there is no memory left to describe the error."""
+    try:
+        return _outcome_of(task, error, current)
+    except BaseException as another:
+        return Raised(plain_error(type(another).__name__, "the error could not be described"))
 
 
 def _outcome_of(task: Task[Any, Any], error: BaseException, current: Current) -> Outcome:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from onward.app import Onward
 from onward.ids import new_id
@@ -129,11 +130,16 @@ class EmbeddedWorker:
     async def arun(self) -> str:
         """The same on the running loop. A worker that was lost starts again as another."""
         self._loop = asyncio.get_running_loop()
-        self._handle_signals()
-        while True:
-            why = await self._live()
-            if self._stopped or why not in {"lost", "full"}:
-                return why
+        handled = self._handle_signals()
+        try:
+            while True:
+                why = await self._live()
+                if self._stopped or why not in {"lost", "full"}:
+                    return why
+        finally:
+            for number, before in handled.items():
+                self._loop.remove_signal_handler(number)
+                signal.signal(number, before)
 
     async def _live(self) -> str:
         """One worker's life, from its registration to its end."""
@@ -181,11 +187,14 @@ class EmbeddedWorker:
             lock_path=lock_path,
         )
 
-    def _handle_signals(self) -> None:
+    def _handle_signals(self) -> dict[signal.Signals, Any]:
         """SIGTERM and SIGINT stop in order, a second one at once. Only where signals can be
-        handled: the main thread.
+        handled: the main thread. Returns what was there before.
         """
         if threading.current_thread() is not threading.main_thread():
-            return
+            return {}
+        before: dict[signal.Signals, Any] = {}
         for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.getsignal(number)
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        return before

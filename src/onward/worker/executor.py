@@ -91,11 +91,10 @@ class Executor:
 
     def room(self) -> int:
         """How many more jobs to claim: free slots, and a little more where jobs are very short."""
-        occupied = len(self.held) + len(self.abandoned) - len(self._given_back)
         ahead = (
             min(MOST_AHEAD, int(self.concurrency * SHORT / self._pace)) if self._pace < SHORT else 0
         )
-        slots = self.concurrency + ahead - occupied
+        slots = self.concurrency + ahead - self._occupied
         return min(slots, self._board.free) - len(self._backlog)
 
     @property
@@ -138,8 +137,12 @@ class Executor:
             self._filling = False
 
     def _has_slot(self) -> bool:
-        occupied = len(self.held) + len(self.abandoned) - len(self._given_back)
-        return occupied < self.concurrency and self._board.free > 0
+        return self._occupied < self.concurrency and self._board.free > 0
+
+    @property
+    def _occupied(self) -> int:
+        """Slots that are taken: by what runs, and for a while by bodies that were abandoned."""
+        return len(self.held) + len(self.abandoned) - len(self._given_back)
 
     def _begin(self, job: Job) -> None:
         task = self._tasks[job.task]
@@ -151,6 +154,14 @@ class Executor:
         self.held[job.id] = held
         if job.timeout is not None:
             held.timer = self._loop.call_later(job.timeout, self._time_out, held)
+        try:
+            self._dispatch(held)
+        except Exception as error:  # No thread or no memory left: it has not begun.
+            self._ended(held, Released(f"it could not begin: {type(error).__name__}: {error}"))
+
+    def _dispatch(self, held: Held) -> None:
+        """Hand the body to where it runs."""
+        task, job = held.task, held.job
         if (task.isolation == "process" or job.losses) and self._isolation.possible:
             self._begin_isolated(held)
         elif task.is_async:
@@ -166,6 +177,7 @@ class Executor:
             held.asyncio_task = asyncio.Task(body, loop=self._loop, eager_start=True)
         else:
             held.asyncio_task = self._loop.create_task(body)
+        if not held.settled:
             held.asyncio_task.add_done_callback(partial(self._never_began, held))
 
     async def _run_on_loop(self, held: Held) -> None:
@@ -175,7 +187,7 @@ class Executor:
         """A body that was interrupted before its first step has nobody to say so: uvloop runs
         timers first.
         """
-        if task.cancelled():
+        if task.cancelled() and not held.settled:
             self._ended(held, Stopped())
 
     def _begin_isolated(self, held: Held) -> None:
@@ -221,7 +233,7 @@ class Executor:
         self.held.pop(held.job.id, None)
 
     def written(self, job: str, attempt: int) -> None:
-        """The outcome of this attempt is written, or will never be."""
+        """The outcome of this attempt is written, or was refused."""
         place = self._unwritten.pop((job, attempt), None)
         if place is not None:
             self._board.end(place)

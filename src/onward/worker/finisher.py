@@ -38,7 +38,7 @@ class Finisher:
         alive: whether this worker may still write; when its lease is over, unwritten outcomes are
             given up.
         applied: called with the changes that took.
-        written: called with each job and attempt whose outcome is written, or will never be.
+        written: called with each job and attempt whose outcome is written or refused.
     """
 
     def __init__(
@@ -160,7 +160,10 @@ class Finisher:
 
     async def _look_again(self, job: Job, outcome: Outcome, change: Change) -> None:
         for _ in range(10):
-            found, ours = await self._find(change)
+            answer = await self._find(change)
+            if answer is None:
+                return self._unknown(change)
+            found, ours = answer
             if ours:
                 return self._report([change])
             if found is None or (found.attempt, found.worker) != (job.attempt, job.worker):
@@ -178,14 +181,22 @@ class Finisher:
         text = f"the database refused how this attempt ended ({change.event}): {problem}"
         return plain_error("Unwritable", text)
 
-    async def _find(self, change: Change) -> tuple[Job | None, bool]:
+    async def _find(self, change: Change) -> tuple[Job | None, bool] | None:
+        """The job as it is now, and whether the change took after all; None: nobody answers."""
         while True:
             try:
                 return await self._database.arun(store.look, change)
             except DatabaseUnavailable:
                 if not self._alive():
-                    return None, False
+                    return None
                 await asyncio.sleep(0.2)
+
+    def _unknown(self, change: Change) -> None:
+        """Our lease is over and nobody can say what became of the job. Its place on the board stays
+        taken: it must not pass for one that had not begun.
+        """
+        self._writing.pop(change.id, None)
+        self._problems.pop(change.id, None)
 
     async def _refused(self, change: Change, found: Job | None) -> None:
         """We have lost this job: say so, and keep what we would have written."""

@@ -22,7 +22,7 @@ from onward.worker.stage import Complaint
 
 
 async def register(database: Database, worker: Registration) -> None:
-    """Make a worker known, with its first lease. A repeat whose first answer was lost meets itself."""
+    """Make a worker known, with a first lease. A repeat of a lost answer meets itself."""
     with contextlib.suppress(Duplicate):
         await database.arun(store.register, worker)
 

@@ -93,7 +93,8 @@ class _Server:
         try:
             return await self._body
         finally:
-            await self._app.database.close_loop()
+            with contextlib.suppress(Exception):
+                await self._app.database.close_loop()
 
     def _listen(self) -> None:
         while True:

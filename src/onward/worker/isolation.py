@@ -21,7 +21,6 @@ import msgspec
 from msgspec import Struct
 
 from onward.current import CancelToken
-from onward.errors import OnwardError
 from onward.job import Job
 from onward.policy import Crashed, Outcome
 from onward.worker.body import plain_error
@@ -158,7 +157,7 @@ class Isolation:
                 child.process.kill()
             await child.send(Run(job))
             outcome = await self._outcome(child, token)
-        except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, OnwardError) as error:
+        except Exception as error:  # Whatever went wrong, the attempt has an end.
             outcome = Crashed(plain_error("Crashed", await _how_it_ended(child, error)))
         except asyncio.CancelledError:
             if child is not None:

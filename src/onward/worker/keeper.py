@@ -25,11 +25,12 @@ from onward.job import Change, Job
 from onward.lifecycle import JobState
 from onward.policy import recover
 from onward.store import store
-from onward.store.database import Database
+from onward.store.database import Database, Refused
 from onward.store.store import Lease
 from onward.worker.body import plain_error
 from onward.worker.changes import told
 
+SWEEP_STEP = 500
 KEEP_WORKERS = 7 * 86_400.0
 PRUNE_PAUSE = 0.02
 
@@ -63,8 +64,10 @@ class Keeper:
             try:
                 await self.sweep()
                 await self._prune()
-            except DatabaseError:
+            except DatabaseError as error:
                 self._seen.clear()
+                fields = {"error": str(error).splitlines()[0]}
+                emit(Happened(name="keeper.stumbled", level=logging.WARNING, fields=fields))
             began = time.monotonic()
             await asyncio.sleep(self._settings.sweep)
             if time.monotonic() - began > self._settings.sweep + PROMPT:
@@ -131,12 +134,23 @@ class Keeper:
         """Recover every job whose worker is neither active nor draining."""
         done: list[Change] = []
         while True:
-            changes = await self._database.arun(store.sweep, decide_loss)
+            changes = await self._sweep(SWEEP_STEP)
             for change in changes:
                 emit(told(change, logging.WARNING))
             done += changes
             if not changes:
                 return done
+
+    async def _sweep(self, limit: int) -> list[Change]:
+        """Sweep up to `limit` jobs. Where the database refuses one of them, it is looked for by
+        halves, so that it alone stays behind.
+        """
+        try:
+            return await self._database.arun(store.sweep, decide_loss, limit)
+        except Refused:
+            if limit == 1:
+                raise
+            return await self._sweep(limit // 2)
 
     # --- prune ------------------------------------------------------------------------------------
 

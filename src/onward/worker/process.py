@@ -43,8 +43,8 @@ class WorkerProcess:
     @classmethod
     async def start(cls, orders: Orders) -> WorkerProcess:
         """Start a process; it has said nothing yet."""
-        board = Board(orders.slots)
         ours, theirs = socket.socketpair()
+        board = Board(orders.slots)
         full = replace(orders, board_fd=board.fd, link_fd=theirs.fileno())
         try:
             process = await asyncio.create_subprocess_exec(
@@ -58,6 +58,7 @@ class WorkerProcess:
             )
         except BaseException:
             ours.close()
+            board.close()
             raise
         finally:
             theirs.close()

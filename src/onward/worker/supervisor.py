@@ -26,7 +26,7 @@ from onward.config import Settings
 from onward.errors import DatabaseError, DatabaseUnavailable, OnwardError, SchemaMissing
 from onward.events import Happened, emit
 from onward.store import store
-from onward.store.database import Database
+from onward.store.database import Database, Refused
 from onward.store.url import open_database
 from onward.worker.aftermath import Aftermath
 from onward.worker.changes import told
@@ -68,9 +68,12 @@ def run(
         processes: how many worker processes.
         concurrency: how many jobs at once, each.
         queues: which queues, each with a limit of slots or None; by default those of the app's
-            tasks. grace: how long running jobs may go on after a signal, in seconds. name: shown in
-            lists; by default host and process id. database: instead of the app's own. until_empty:
-            end when no due job is left. log_level: of the log on standard error.
+            tasks.
+        grace: how long running jobs may go on after a signal, in seconds.
+        name: shown in lists; by default host and process id.
+        database: instead of the app's own.
+        until_empty: end when no due job is left.
+        log_level: of the log on standard error.
     """
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)-7s %(message)s")
     orders = Orders(
@@ -167,6 +170,8 @@ class Supervisor:
     async def _accompany(self, child: WorkerProcess) -> bool:
         """From hello to exit; returns whether a successor is needed."""
         hello = await child.hello()
+        if hello is not None:
+            child.lock_path = hello.registration.lock_path
         if hello is not None and not self._stopping.is_set():
             try:
                 await self._admit(child, hello)
@@ -176,6 +181,7 @@ class Supervisor:
                 child.kill("it cannot be registered")
         status = await child.exited()
         if child.worker is None:
+            remove_lock(child.lock_path)
             return self._stillborn(status)
         if self._heart is not None:
             self._heart.boards.pop(child.worker, None)
@@ -271,6 +277,10 @@ class Supervisor:
                 )
                 for change in changes:
                     emit(told(change, logging.WARNING))
+            except Refused as error:  # About one of its jobs: the keeper finds out which.
+                self._complaint.make(_waiting(error))
+                await self._database.arun(store.lose, child.worker, reason)
+                return
             except DatabaseError as error:
                 self._complaint.make(_waiting(error))
                 await asyncio.sleep(0.5)

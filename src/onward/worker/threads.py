@@ -34,11 +34,15 @@ class Threads:
         self.count = 0
 
     def run(self, function: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Run `function` in a thread, and `then` with its answer on the loop. It must not raise."""
-        self._busy += 1
-        if self._busy > self.count:
-            self.count += 1
+        """Run `function` in a thread, and `then` with its answer on the loop. It must not raise.
+
+        Raises:
+            RuntimeError: the system has no thread left.
+        """
+        if self._busy >= self.count:
             threading.Thread(target=self._serve, name="onward-job", daemon=True).start()
+            self.count += 1
+        self._busy += 1
         self._todo.put((function, then))
 
     def close(self) -> None:

@@ -38,6 +38,9 @@ from onward.worker.stage import keep_going
 LAST_WORDS = 1.0
 """Seconds that interrupted bodies get to clean up before the process ends."""
 
+CLAIM_SECONDS = 3.0
+"""How long the end waits for the answer to a claim."""
+
 STALE_BACKLOG = 1.0
 """A claimed job that has not begun after so many seconds is given back: its neighbours turned out
 to be long.
@@ -72,6 +75,7 @@ class Worker:
         self._now = asyncio.Event()
         self._unknown: set[tuple[str, int]] = set()
         self._grace: float | None = None
+        self._claiming: asyncio.Task[None] | None = None
         self.finisher = Finisher(
             self._database,
             app.tasks,
@@ -124,8 +128,9 @@ class Worker:
         """Run until stopped; returns why it ended: `stopped`, `empty`, `lost` or `full` (of bodies
         that never end).
         """
+        self._claiming = asyncio.create_task(keep_going("claimer", self.claimer.run))
         stages = [
-            asyncio.create_task(keep_going("claimer", self.claimer.run)),
+            self._claiming,
             asyncio.create_task(keep_going("finisher", self.finisher.run)),
             asyncio.create_task(keep_going("listener", self._listen)),
             asyncio.create_task(keep_going("custodian", self._look_after)),
@@ -260,7 +265,10 @@ class Worker:
     async def _nothing_left(self) -> bool:
         if not self.executor.idle or self.finisher.backlog or self.claimer.empty_looks < 2:
             return False
-        lanes = await self._database.aread(store.lanes, list(self._plan.queues))
+        try:
+            lanes = await self._database.aread(store.lanes, list(self._plan.queues))
+        except DatabaseError:
+            return False
         if any(lane.due_in <= 0 for lane in lanes) and self.claimer.empty_looks <= 5:
             return False
         return self.executor.idle
@@ -276,10 +284,12 @@ class Worker:
         if not self.executor.idle:
             self.executor.interrupt_all(Why.SHUTDOWN)
             await self.executor.empty(0.2 if self._now.is_set() else LAST_WORDS)
+        if self._claiming is not None:  # A claim under way may have taken jobs: they go back too.
+            await asyncio.wait({self._claiming}, timeout=CLAIM_SECONDS)
         self.executor.release_rest("shutdown")
-        await self.finisher.flush(self._settings.lease)
-        await self._quietly(store.stop, self._plan.id, why)
-        self._board.say_stopped()
+        written = await self.finisher.flush(self._settings.lease)
+        if await self._quietly(store.stop, self._plan.id, why) and written:
+            self._board.say_stopped()
 
     async def _drain(self, grace: float) -> None:
         end = time.monotonic() + grace
@@ -303,13 +313,17 @@ class Worker:
         self.executor.release_rest("lost")
         await self.finisher.flush(5.0)
 
-    async def _quietly(self, op: Callable[..., Any], *args: Any) -> None:
-        """Tell the database, if it listens: when it does not, the lease will say the same."""
+    async def _quietly(self, op: Callable[..., Any], *args: Any) -> bool:
+        """Tell the database, if it listens: when it does not, the lease will say the same. Returns
+        whether it did.
+        """
         try:
             async with asyncio.timeout(5.0):
                 await self._database.arun(op, *args)
         except (DatabaseError, TimeoutError) as error:
             emit(_unheard(self._plan.id, error))
+            return False
+        return True
 
 
 def _unheard(worker: str, error: Exception) -> Happened:

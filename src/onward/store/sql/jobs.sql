@@ -138,7 +138,9 @@ WHERE j.id = c.value ->> 'id' AND j.state = c.value ->> 'before' AND j.attempt =
   AND j.worker IS c.value ->> 'worker';
 DELETE FROM onward.job
 WHERE id IN (SELECT c.value ->> 'id' FROM json_each(:changes) AS c)
-  AND EXISTS (SELECT 1 FROM onward.finished f WHERE f.id = onward.job.id)
+  AND EXISTS (SELECT 1 FROM onward.finished f
+              WHERE f.id = onward.job.id AND f.ended_from = onward.job.state AND f.attempt = onward.job.attempt
+                AND f.worker IS onward.job.worker)
 RETURNING id
 -- postgres
 WITH c AS MATERIALIZED (

@@ -86,16 +86,27 @@ FROM onward.worker WHERE state IN ('active', 'draining')
 -- that a claim which committed under a lost worker is found by the next one. Rows that another sweeper holds are skipped.
 -- sqlite
 SELECT j.id, j.task, j.queue, j.priority, j.state, j.attempt, j.worker, j.args, j.max_attempts, j.max_losses, j.failures,
-       j.losses, j.budget_from, j.timeout, w.state, w.reason
+       j.losses, j.budget_from, j.timeout, w.reason
 FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
 WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
 ORDER BY j.id LIMIT :limit
 -- postgres
 SELECT CAST(j.id AS text), j.task, j.queue, j.priority, j.state, j.attempt, CAST(j.worker AS text), j.args,
-       j.max_attempts, j.max_losses, j.failures, j.losses, j.budget_from, j.timeout, w.state, w.reason
+       j.max_attempts, j.max_losses, j.failures, j.losses, j.budget_from, j.timeout, w.reason
 FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
 WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
 ORDER BY j.id LIMIT :limit FOR UPDATE OF j SKIP LOCKED
+
+-- name: live_among
+-- Which of these workers live. Asked by a sweep about the owners of the rows that it has locked: PostgreSQL checks a row that
+-- has changed under a lock against the old row of its outer join, and would hand over a job that a live worker has claimed.
+-- sqlite
+SELECT id FROM onward.worker
+WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN ('active', 'draining')
+-- postgres
+SELECT CAST(id AS text) FROM onward.worker
+WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
+  AND state IN ('active', 'draining')
 
 -- name: owned
 -- What the database says that this worker owns.
