@@ -69,6 +69,15 @@ def test_a_queue_of_a_good_name_comes_back_equal_and_can_be_reached(
     by_hand.succeed(app, job.id)  # By a claim for exactly this name.
 
 
+def test_a_worker_for_exactly_such_a_queue_runs_its_job(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    for name in GOOD_NAMES:
+        job = send.using(queue=name).enqueue("x")
+        with app.worker(queues=[name]):
+            assert job.wait(timeout=5) == 3
+
+
 @pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
 def test_a_queue_of_another_name_is_refused_by_it(idle_app: Onward, name: str) -> None:
     for refusing in (idle_app.task(work).using, idle_app.task):
@@ -335,3 +344,30 @@ def test_of_two_times_the_last_one_counts(app: Onward, send: SyncTask[..., int])
     assert app.get(sooner.enqueue().id).run_at == tomorrow
     now = app.get(send.using(run_after=tomorrow).using(run_after=0).enqueue().id)
     assert now.run_at == now.created_at
+
+
+def test_a_worker_starts_a_job_at_its_instant_whatever_zone_it_was_given_in(
+    app: Onward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: dict[str, float] = {}
+
+    @app.task(name="shop.note")
+    def note(zone: str) -> None:
+        ran[zone] = time.time()
+
+    zones = [UTC, timezone(timedelta(hours=5, minutes=45)), ZoneInfo("America/Chicago")]
+    monkeypatch.setenv("TZ", "America/Chicago")
+    time.tzset()
+    try:
+        with app.worker():
+            due = time.time() + 1
+            moments = [datetime.fromtimestamp(due, zone) for zone in zones]
+            jobs = [note.using(run_after=moment).enqueue(str(moment)) for moment in moments]
+            for job in jobs:
+                job.wait(timeout=10)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert len(ran) == len(zones)
+    for at in ran.values():
+        assert -0.01 < at - due < 1.5

@@ -60,10 +60,12 @@ class Shop:
         """Run a scene with a caller whose transaction has begun."""
 
         async def played() -> None:
-            async with ALL[self.kind](self.app) as caller:
-                await caller.start()
-                await scene(caller)
-            await self.app.database.close_loop()
+            try:
+                async with ALL[self.kind](self.app) as caller:
+                    await caller.start()
+                    await scene(caller)
+            finally:
+                await self.app.database.close_loop()
 
         asyncio.run(played())
 

@@ -63,7 +63,6 @@ class Claimer:
         self._running = running
         self._start = start
         self._lanes = Lanes()
-        self._asked = 0.0
         self._complaint = Complaint()
         self._wake = asyncio.Event()
         self._pause = FIRST_PAUSE
@@ -132,11 +131,8 @@ class Claimer:
         """Look where there is something, if that is due, and claim from the lanes in order."""
         began = time.monotonic()
         full = self._lanes.want_look(began) and self._lanes.may_look(began)
-        self._asked = 0.0
         if full:
-            found = await self._database.aread(store.lanes, list(self._queues))
-            self._asked = time.monotonic() - began
-            self._lanes.looked(found, began)
+            self._lanes.looked(await self._database.aread(store.lanes, list(self._queues)), began)
         got = 0
         for lane, after in self._lanes.order():
             asked = min(room - got, self._limit(lane[0]))
@@ -144,21 +140,18 @@ class Claimer:
                 got += await self._claim_lane(lane, after, asked)
             if got >= room:
                 break
-        if full:
-            self._lanes.cost(self._asked)
         if got:
             self.empty_looks = 0
         elif full:
             self.empty_looks += 1
+            self._lanes.cost(time.monotonic() - began)
             await self._tell_unknown()
         return got
 
     async def _claim_lane(self, lane: tuple[str, int], after: tuple[float, str], asked: int) -> int:
-        began = time.monotonic()
         claimed = await self._database.arun(
             store.claim, self._worker, self._tasks, lane, after, asked
         )
-        self._asked += time.monotonic() - began
         self._found_due = True
         self._lanes.claimed(lane, claimed, asked)
         if claimed:

@@ -3,8 +3,7 @@
 The claim goes on where the last one ended, because the entries before that place are dead weight
 while a long transaction holds back vacuum. What can land behind the place (late commits, retries,
 released and recovered jobs, rows that were locked) is found by a full look: after a short claim, on
-every wake-up, and at least every 20 x what a full look costs: so looks take a twentieth of the time
-at most, and what is urgent waits no longer than that.
+every wake-up, and at least every max(1 s, 20 x what a full look costs), 3 s at most.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from onward.store.store import FIRST_ID, Claimed, Lane
 
 START = (0.0, FIRST_ID)
 
-LEAST_GAP = 0.02
+LEAST_GAP = 1.0
 COST_FACTOR = 20.0
 
 MOST_GAP = 3.0
@@ -82,8 +81,8 @@ class Lanes:
         return (queues.index(queue) + self._turn) % len(queues)
 
     def cost(self, seconds: float) -> None:
-        """What the last full look took, claims from the start included. One slow look (a new
-        connection, a busy machine) does not count yet: the cheaper of two does.
+        """What the last full look took that found nothing, claims from the start included. One slow
+        look (a new connection, a busy machine) does not count yet: the cheaper of two does.
         """
         self._cost, self._last_cost = min(seconds, self._last_cost), seconds
 
