@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_ARGS ?= -n auto --dist loadfile
+# Most tests wait, for a disk or for a process, so there may be more of them than cores.
+PYTEST_ARGS ?= -n 4 --dist loadfile
 
 BIN := $(VENV)/bin
 # One stamp per set of extras: an install runs again only when pyproject.toml has changed.
