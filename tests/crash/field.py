@@ -54,6 +54,13 @@ def wait_for_state(app: Onward, id_: str, state: str, seconds: float = 15.0) -> 
     wait_until(lambda: app.get(id_).state == state, seconds, what=f"{id_} {state}")
 
 
+def wait_until_recovered(app: Onward, id_: str, seconds: float) -> None:
+    """Wait until a job whose attempt was lost is runnable again: that is the time that is promised,
+    and how soon the next attempt then starts is the machine's matter.
+    """
+    wait_until(lambda: app.get(id_).attempt > 1, seconds, what=f"{id_} recovered")
+
+
 def wait_until_begun(app: Onward, ids: Iterable[str], seconds: float = 15.0) -> None:
     """Wait until all these jobs run."""
     for id_ in ids:

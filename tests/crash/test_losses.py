@@ -20,6 +20,7 @@ from tests.crash.field import (
     wait_for_state,
     wait_until_begun,
     wait_until_over,
+    wait_until_recovered,
 )
 from tests.support import history, tasks
 from tests.support.ledger import Ledger
@@ -42,11 +43,10 @@ def test_a_restart_under_the_same_name_does_not_keep_the_dead_ones_jobs_alive(
         (id_,) = enqueue(app, [tasks.nap_once.call(60)])
         wait_until(ledger.read)
         first.kill()
-        died = time.monotonic()
         with running(database_url, name="pod-0", ledger=ledger):
+            wait_until_recovered(app, id_, RECOVERED_IN)
             wait_for_state(app, id_, "succeeded")
     found = history.check(app.database, ledger, [id_])
-    assert found.bodies_of(id_)[1].start - died < RECOVERED_IN
     assert history.outcomes(found, id_) == ["lost (lost)", "succeeded"]
 
 
@@ -134,11 +134,11 @@ def test_time_limits_play_no_part_in_recovery(
         (id_,) = enqueue(app, [tasks.nap_once.using(timeout=4 * 3600).call(60)])
         wait_until(ledger.read)
         worker.kill()
-        died = time.monotonic()
         with running(database_url, ledger=ledger):
+            wait_until_recovered(app, id_, RECOVERED_IN)
             wait_for_state(app, id_, "succeeded")
     found = history.check(app.database, ledger, [id_])
-    assert found.bodies_of(id_)[1].start - died < RECOVERED_IN
+    assert history.outcomes(found, id_) == ["lost (lost)", "succeeded"]
 
 
 def test_a_platform_that_does_not_wait_for_the_grace_loses_nothing(
@@ -152,12 +152,12 @@ def test_a_platform_that_does_not_wait_for_the_grace_loses_nothing(
         worker.terminate()
         time.sleep(2)
         worker.kill()
-        died = time.monotonic()
         with running(database_url, ledger=ledger):
+            for id_ in ids:
+                wait_until_recovered(app, id_, RECOVERED_IN)
             wait_until_over(app)
     found = history.check(app.database, ledger, ids)
     assert history.states(found) == {"succeeded": 5}
-    assert max(found.bodies_of(id_)[1].start for id_ in ids) - died < RECOVERED_IN + 1
 
 
 # --- jobs that kill -------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import psycopg
 import pytest
 
 from tests.crash.conftest import Open
-from tests.crash.field import enqueue, wait_for_state, wait_until_begun, wait_until_over
+from tests.crash.field import BUSY, enqueue, wait_for_state, wait_until_begun, wait_until_over
 from tests.crash.wire import Wire
 from tests.support import history, postgres, tasks
 from tests.support.ledger import Ledger
@@ -90,7 +90,7 @@ def test_a_restart_of_the_server_costs_nothing(
         began = time.monotonic()
         ids += enqueue(app, [tasks.echo.call("after")])
         wait_for_state(app, ids[-1], "succeeded")
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 5.0 + BUSY
         wait_until_over(app)
         assert worker.pids() == pids
         assert "Traceback" not in worker.log()
@@ -162,7 +162,7 @@ def test_the_listening_session_is_opened_anew(url: str, open_app: Open, ledger: 
     """The session that listens for enqueues is ended three times in a row. Jobs start within the
     poll and a second each time; and in the end it listens again, so they start at once.
     """
-    app = open_app(poll=3.0)
+    app = open_app(poll=8.0)
     with running(url, ledger=ledger):
         ids: list[str] = []
         for _ in range(3):
@@ -170,12 +170,12 @@ def test_the_listening_session_is_opened_anew(url: str, open_app: Open, ledger: 
             began = time.monotonic()
             ids += enqueue(app, [tasks.echo.call(1)])
             wait_for_state(app, ids[-1], "succeeded")
-            assert time.monotonic() - began < 3.0 + 1.0
-        time.sleep(4.0)
+            assert time.monotonic() - began < 8.0 + 1.0
+        time.sleep(2.0)
         began = time.monotonic()
         ids += enqueue(app, [tasks.echo.call(1)])
         wait_for_state(app, ids[-1], "succeeded")
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < BUSY
     history.check(app.database, ledger, ids)
 
 
@@ -203,7 +203,7 @@ def test_connections_cut_at_random_leave_nothing_deaf(
             last = enqueue(app, (tasks.echo.call(number) for number in range(10)))
             for id_ in last:
                 wait_for_state(app, id_, "succeeded")
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 5.0 + BUSY
             wait_until_over(app)
             assert "Traceback" not in worker.log()
         found = history.check(app.database, ledger, [*ids, *last])
@@ -227,7 +227,7 @@ def test_idle_connections_that_are_cut_delay_nobody(
                 began = time.monotonic()
                 ids += enqueue(app, [tasks.echo.call(1)])
                 wait_for_state(app, ids[-1], "succeeded", 30)
-                assert time.monotonic() - began < 2.0 + 3.0
+                assert time.monotonic() - began < 2.0 + 3.0 + BUSY
             assert {line.state for line in worker.workers()} == {"active"}
             assert "Traceback" not in worker.log()
             assert wire.cuts >= 2, "too tame"

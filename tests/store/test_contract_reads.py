@@ -76,6 +76,14 @@ def test_the_clock_is_the_databases_own(database: Database) -> None:
     assert database.read(store.now) == pytest.approx(time.time() + 7200, abs=2)
 
 
+def test_several_jobs_are_read_at_once_wherever_they_are(database: Database) -> None:
+    """Live and finished ones; what does not exist is left out."""
+    jobs = [in_state(database, state, priority=n) for n, state in enumerate(JobState)]
+    found = database.read(store.among, [*(job.id for job in jobs), new_id()])
+    assert sorted(found, key=lambda job: job.id) == jobs
+    assert database.read(store.among, []) == []
+
+
 # --- pages ----------------------------------------------------------------------------------------
 
 
@@ -252,6 +260,16 @@ def test_pruning_takes_the_oldest_in_steps_with_their_history(database: Database
         assert len(database.read(store.attempts, id_)) == 2
         assert len(database.read(store.refusals, id_)) == 1
     assert leftovers(database) == (0, 0)
+
+
+def test_what_a_prune_would_take_is_known_beforehand(database: Database) -> None:
+    """A rehearsal: the number that is told is the number that goes."""
+    for age in (500, 300, 20):
+        aged(database, JobState.SUCCEEDED, age)
+    aged(database, JobState.DEAD, 500)
+    assert rows(database, "prunable", keep=100.0, state="succeeded") == [(2,)]
+    assert database.run(store.prune, JobState.SUCCEEDED, 100.0, 10) == 2
+    assert rows(database, "prunable", keep=100.0, state="succeeded") == [(0,)]
 
 
 def test_pruning_takes_the_oldest_first(database: Database) -> None:

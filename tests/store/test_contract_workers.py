@@ -303,6 +303,52 @@ def test_a_late_result_of_a_swept_job_takes_nothing(database: Database) -> None:
     assert get(database, job.id) == again
 
 
+def test_a_worker_whose_death_is_proven_is_buried_with_its_jobs_taken_back(
+    database: Database,
+) -> None:
+    """Declared lost and swept in one transaction, so that the reason of its end is what its jobs
+    are told; whoever comes later finds nothing to do.
+    """
+    worker, other = register(database), register(database)
+    enqueue(database, 3)
+    jobs = claim(database, worker)
+    stranger = running(database, other)
+    taken = database.run(store.bury_worker, worker, "signal 11", policy.recover)
+    assert {change.id for change in taken} == {job.id for job in jobs}
+    assert {change.error for change in taken} == {"signal 11"}
+    assert worker_state(database, worker) == WorkerState.LOST
+    assert state_of(database, stranger.id) is JobState.RUNNING
+    assert database.run(store.bury_worker, worker, "again", policy.recover) == []
+    ((_, reason),) = [
+        (row[0], row[14])
+        for row in database.read(store.read, "workers", limit=10)
+        if row[0] == worker
+    ]
+    assert reason == "signal 11"
+
+
+def test_a_burial_that_fails_leaves_the_worker_alive(database: Database) -> None:
+    """Half of it would be a lost worker whose jobs nobody was told about."""
+    job = running(database)
+    assert job.worker is not None
+
+    def broken(found: Job, error: str) -> Change:
+        raise ValueError("no decision")
+
+    with pytest.raises(ValueError, match="no decision"):
+        database.run(store.bury_worker, job.worker, "killed", broken)
+    assert worker_state(database, job.worker) == WorkerState.ACTIVE
+    assert get(database, job.id) == job
+
+
+def test_a_doubt_at_the_last_moment_declares_nobody_lost(database: Database) -> None:
+    """The sweeper is asked once more when its write has its turn: it may have waited for long."""
+    worker = register(database)
+    assert not database.run(store.lose, worker, "lease over", None, lambda: False)
+    assert worker_state(database, worker) == WorkerState.ACTIVE
+    assert database.run(store.lose, worker, "lease over", None, lambda: True)
+
+
 # --- what a worker owns ---------------------------------------------------------------------------
 
 
