@@ -75,7 +75,7 @@ def test_a_worker_for_exactly_such_a_queue_runs_its_job(
     for name in GOOD_NAMES:
         job = send.using(queue=name).enqueue("x")
         with app.worker(queues=[name]):
-            assert job.wait(timeout=5) == 3
+            assert job.wait(timeout=10) == 3
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
@@ -370,4 +370,5 @@ def test_a_worker_starts_a_job_at_its_instant_whatever_zone_it_was_given_in(
         time.tzset()
     assert len(ran) == len(zones)
     for at in ran.values():
-        assert -0.01 < at - due < 1.5
+        # Within a second on a machine of its own; the tests may share theirs.
+        assert -0.01 < at - due < 5

@@ -692,7 +692,8 @@ def test_an_error_of_the_callers_transaction_is_the_drivers_own(server_shop: Sho
 # --- beside a worker, and under a kill ------------------------------------------------------------
 
 
-def test_a_worker_starts_the_job_after_the_commit_and_soon(shop: Shop) -> None:
+def start_beside_a_worker(shop: Shop, *, hold: float, soon: float) -> None:
+    """Hold the transaction open while a worker polls; it starts the job once it is committed."""
     ran: list[float] = []
 
     @shop.app.task(name="shop.note")
@@ -702,16 +703,27 @@ def test_a_worker_starts_the_job_after_the_commit_and_soon(shop: Shop) -> None:
     async def scene(caller: Caller) -> None:
         await caller.execute("INSERT INTO note VALUES ('before')")
         job = await caller.enqueue(note)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(hold)
         assert ran == []
         await caller.finish("commit")
         committed = time.monotonic()
-        await asyncio.to_thread(job.wait, 5)
+        await asyncio.to_thread(job.wait, 30)
         assert len(ran) == 1
-        assert ran[0] - committed < 1
+        assert ran[0] - committed < soon
 
     with shop.app.worker():
         shop.play(scene)
+
+
+# It takes 0.1 s on a machine of its own, and there a second is the limit: see the soak test. Tests
+# that share their machine with others get more.
+def test_a_worker_starts_the_job_after_the_commit_and_not_before(shop: Shop) -> None:
+    start_beside_a_worker(shop, hold=0.5, soon=10)
+
+
+@pytest.mark.soak
+def test_a_worker_starts_the_job_within_a_second_of_the_commit(shop: Shop) -> None:
+    start_beside_a_worker(shop, hold=2, soon=1)
 
 
 KILLED = """

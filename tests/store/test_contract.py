@@ -203,9 +203,11 @@ def test_an_enqueue_says_whether_a_worker_waits_to_be_woken(database: Database) 
         database.run(store.set_idle, worker, idle)
         answers.append(database.run(store.enqueue, [new_job()]))
     database.run(store.drain, worker)
-    answers.append(database.run(store.enqueue, [new_job()]))
-    expected = [True, False, True, False]
-    assert answers == (expected if database.dialect == "postgres" else [False] * 4)
+    for idle in (False, True):
+        database.run(store.set_idle, worker, idle)
+        answers.append(database.run(store.enqueue, [new_job()]))
+    expected = [True, False, True, False, False]
+    assert answers == (expected if database.dialect == "postgres" else [False] * 5)
 
 
 # --- claim ----------------------------------------------------------------------------------------

@@ -59,6 +59,9 @@ class Steward:
         self._loop.close()
 
     async def _live(self) -> None:
+        # When it is cancelled it waits for both: psycopg ends a statement that is under way first.
         await asyncio.gather(
-            keep_going("heart", self._heart.run), keep_going("keeper", self._keeper.run)
+            keep_going("heart", self._heart.run),
+            keep_going("keeper", self._keeper.run),
+            return_exceptions=True,
         )
