@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -426,7 +427,7 @@ def test_a_pooler_that_keeps_no_sessions_changes_nothing(
     retries and follow-ups work, jobs start by the poll, and the log has no complaint. Needs the
     program `pgbouncer`; as root on Debian the test installs it.
     """
-    with pgbouncer(private_postgres, tmp_path) as port:
+    with pgbouncer(private_postgres) as port:
         pooled = urlsplit(url)._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()
         app = open_app(lease=12.0, beat=1.0)
         over = {"ONWARD_URL": pooled}
@@ -442,7 +443,7 @@ def test_a_pooler_that_keeps_no_sessions_changes_nothing(
 
 
 @contextmanager
-def pgbouncer(server: PrivatePostgres, folder: Path) -> Iterator[int]:
+def pgbouncer(server: PrivatePostgres) -> Iterator[int]:
     """A pooler in front of a server, in transaction mode; yields its port."""
     if shutil.which("pgbouncer") is None and os.geteuid() == 0 and shutil.which("apt-get"):
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -455,14 +456,14 @@ def pgbouncer(server: PrivatePostgres, folder: Path) -> Iterator[int]:
         pytest.skip("needs the program pgbouncer (Debian: apt-get install pgbouncer)")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
+    # Under a folder of its own that the other user may enter: the test's own is closed to it.
+    folder = Path(tempfile.mkdtemp(prefix="onward-pooler-"))
+    folder.chmod(0o755)
     settings = folder / "pgbouncer.ini"
     users = folder / "users"
     users.write_text('"postgres" ""\n')
     settings.write_text(POOLER.format(server=server.port, port=port, users=users))
-    folder.chmod(0o755)
     as_other = ["-u", "postgres"] if os.geteuid() == 0 else []
-    for path in [*folder.parents][:3]:
-        path.chmod(0o755)
     process = Popen([program, *as_other, str(settings)], stdin=DEVNULL, stderr=DEVNULL)
     try:
         wait_until(lambda: _answers(port), 20, what="the pooler")
@@ -470,6 +471,7 @@ def pgbouncer(server: PrivatePostgres, folder: Path) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait(30)
+        shutil.rmtree(folder)
 
 
 def _answers(port: int) -> bool:

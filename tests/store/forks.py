@@ -52,9 +52,10 @@ def _run(body: Body, writer: int) -> NoReturn:
         status = 0
     except BaseException:
         answer = traceback.format_exc()
-    os.write(writer, answer.encode())
-    os.close(writer)
-    os._exit(status)
+    try:
+        os.write(writer, answer.encode())
+    finally:  # Whatever happens, no second run of these tests goes on from here.
+        os._exit(status)
 
 
 def at_once(bodies: Sequence[Body]) -> list[str]:

@@ -527,6 +527,7 @@ def test_statements_that_are_cancelled_leave_no_connections_behind(own_postgres:
 def test_many_threads_share_few_connections(pg: Database) -> None:
     """Whoever finds none free waits for one, so that a server is not flooded."""
     assert isinstance(pg, PostgresDatabase)
+    wait_until(lambda: sessions(pg.url) == 0)  # Those of the test before may still be ending.
     most: list[int] = []
     done = threading.Event()
 
