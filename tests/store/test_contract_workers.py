@@ -140,6 +140,8 @@ def test_draining_and_stopping_go_forward_only(database: Database) -> None:
     assert database.run(store.drain, worker)
     assert not database.run(store.drain, worker)
     assert worker_state(database, worker) == WorkerState.DRAINING
+    (row,) = database.read(store.read, "workers", limit=10)
+    assert not row[9]  # It wants to be woken for nothing.
     assert database.run(store.stop, worker, "SIGTERM")
     for again in (
         database.run(store.stop, worker, "again"),
