@@ -28,6 +28,7 @@ from onward.store.url import open_database
 from onward.worker.heart import register
 from onward.worker.keeper import Keeper, decide_loss
 from tests.crash.field import BUSY, enqueue, wait_for_state
+from tests.store.builders import hand
 from tests.support import by_hand, history, tasks
 from tests.support.ledger import Ledger
 from tests.support.workers import workers
@@ -219,6 +220,36 @@ def test_a_claim_that_committed_under_a_lost_worker_is_found_by_the_next_sweep(
             app.database.run(store.claim, worker, claim["tasks"], lane, (0.0, FIRST_ID), 10) == []
         )
     history.check(app.database, ledger, [id_])
+
+
+def test_one_job_that_cannot_be_taken_back_does_not_hold_up_the_others(
+    app: Onward, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Five jobs of a lost worker, the third with a row in its history that must not be there: the
+    four others are taken back, and the log names the one.
+    """
+    ids = sorted(enqueue(app, (tasks.aecho.call(number) for number in range(5))))
+    worker = by_hand.register(app)
+    by_hand.claim(app, ids[0], worker=worker)
+    with hand(app.database) as dba:
+        dba.sql(
+            "INSERT INTO onward.attempt (job, number, state, event, worker, started_at, ended_at)"
+            " SELECT id, attempt, 'lost', 'recover', worker, started_at, started_at"
+            " FROM onward.job WHERE id = :id",
+            id=ids[2],
+        )
+    assert app.database.run(store.lose, worker, "for the test")
+
+    async def take_back() -> list[Change]:
+        changes = await Keeper(app.database, Settings(), list).take_back()
+        await app.database.close_loop()
+        return changes
+
+    changes = asyncio.run(take_back())
+    assert sorted(change.id for change in changes) == [ids[0], ids[1], ids[3], ids[4]]
+    assert app.get(ids[2]).state == "running"
+    (told,) = [line.getMessage() for line in caplog.records if "unrecoverable" in line.getMessage()]
+    assert ids[2] in told
 
 
 def test_a_claim_whose_answer_was_lost_is_adopted(

@@ -363,14 +363,17 @@ def leases() -> Op[list[Lease]]:
     return [Lease(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]
 
 
-def sweep(decide: Callable[[Job, str], Change], limit: int = 500) -> Op[list[Change]]:
+def sweep(
+    decide: Callable[[Job, str], Change], limit: int = 500, after: str = FIRST_ID
+) -> Op[list[Change]]:
     """Take back jobs whose worker is gone, in one transaction; returns the changes that took.
 
     Args:
         decide: what becomes of such a job, given what is known about its worker's end.
         limit: how many at most; a full answer means that there may be more.
+        after: only jobs with a greater id.
     """
-    rows = yield Statement("orphans", {"limit": limit}, alone=False)
+    rows = yield Statement("orphans", {"limit": limit, "after": after}, alone=False)
     if not rows:
         return []
     # Between the look and the lock another sweeper may have recovered a job, and a live worker

@@ -133,24 +133,24 @@ class Keeper:
     async def take_back(self) -> list[Change]:
         """Recover every job whose worker is neither active nor draining."""
         done: list[Change] = []
+        after, limit = store.FIRST_ID, SWEEP_STEP
         while True:
-            changes = await self._sweep(SWEEP_STEP)
+            looked = _Looked()
+            try:
+                changes = await self._database.arun(store.sweep, looked.decide, limit, after)
+            except Refused as error:
+                # One of them cannot be taken back: find it by halves, and leave it alone behind.
+                if limit > 1:
+                    limit //= 2
+                else:
+                    emit(_left_behind(looked.last, error))
+                    after, limit = looked.last.id, SWEEP_STEP
+                continue
             for change in changes:
                 emit(told(change, logging.WARNING))
             done += changes
             if not changes:
                 return done
-
-    async def _sweep(self, limit: int) -> list[Change]:
-        """Sweep up to `limit` jobs. Where the database refuses one of them, it is looked for by
-        halves, so that it alone stays behind.
-        """
-        try:
-            return await self._database.arun(store.sweep, decide_loss, limit)
-        except Refused:
-            if limit == 1:
-                raise
-            return await self._sweep(limit // 2)
 
     # --- prune ------------------------------------------------------------------------------------
 
@@ -191,6 +191,34 @@ def kept(settings: Settings) -> list[tuple[JobState, float]]:
 def decide_loss(job: Job, reason: str) -> Change:
     """What becomes of a job whose worker is gone."""
     return recover(job, plain_error("WorkerLost", f"worker {job.worker} vanished: {reason}"))
+
+
+class _Looked:
+    """Decides about lost jobs, and remembers the last one."""
+
+    def __init__(self) -> None:
+        self._last: Job | None = None
+
+    @property
+    def last(self) -> Job:
+        assert self._last is not None
+        return self._last
+
+    def decide(self, job: Job, reason: str) -> Change:
+        self._last = job
+        return decide_loss(job, reason)
+
+
+def _left_behind(job: Job, error: Refused) -> Happened:
+    return Happened(
+        name="job.unrecoverable",
+        level=logging.ERROR,
+        job=job.id,
+        attempt=job.attempt,
+        task=job.task,
+        worker=job.worker,
+        fields={"error": error.what, "hint": "onward doctor shows what is wrong with its rows"},
+    )
 
 
 def hold_lock(path: str) -> int:

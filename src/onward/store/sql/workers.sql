@@ -88,13 +88,13 @@ FROM onward.worker WHERE state IN ('active', 'draining')
 SELECT j.id, j.task, j.queue, j.priority, j.state, j.attempt, j.worker, j.args, j.max_attempts, j.max_losses, j.failures,
        j.losses, j.budget_from, j.timeout, w.reason
 FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
-WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+WHERE j.id > :after AND j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
 ORDER BY j.id LIMIT :limit
 -- postgres
 SELECT CAST(j.id AS text), j.task, j.queue, j.priority, j.state, j.attempt, CAST(j.worker AS text), j.args,
        j.max_attempts, j.max_losses, j.failures, j.losses, j.budget_from, j.timeout, w.reason
 FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
-WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+WHERE j.id > CAST(:after AS uuid) AND j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
 ORDER BY j.id LIMIT :limit FOR UPDATE OF j SKIP LOCKED
 
 -- name: live_among
