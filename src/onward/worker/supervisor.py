@@ -25,6 +25,7 @@ import msgspec
 from onward.config import Settings
 from onward.errors import DatabaseError, DatabaseUnavailable, OnwardError, SchemaMissing
 from onward.events import Happened, emit
+from onward.job import Change
 from onward.store import store
 from onward.store.database import Database, Refused
 from onward.store.url import open_database
@@ -270,17 +271,21 @@ class Supervisor:
         aftermath = Aftermath(
             child.worker, child.last_sight(), child.killed_in_order, child.backoffs
         )
+        refused = False
         while True:
             try:
-                changes = await self._database.arun(
-                    store.bury_worker, child.worker, reason, aftermath.decide
-                )
+                if refused:  # About one of its jobs: the keeper finds out which.
+                    await self._database.arun(store.lose, child.worker, reason)
+                    changes: list[Change] = []
+                else:
+                    changes = await self._database.arun(
+                        store.bury_worker, child.worker, reason, aftermath.decide
+                    )
                 for change in changes:
                     emit(told(change, logging.WARNING))
-            except Refused as error:  # About one of its jobs: the keeper finds out which.
+            except Refused as error:
                 self._complaint.make(_waiting(error))
-                await self._database.arun(store.lose, child.worker, reason)
-                return
+                refused = True
             except DatabaseError as error:
                 self._complaint.make(_waiting(error))
                 await asyncio.sleep(0.5)
