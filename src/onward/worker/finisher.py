@@ -168,7 +168,7 @@ class Finisher:
                 return self._report([change])
             if found is None or (found.attempt, found.worker) != (job.attempt, job.worker):
                 return await self._refused(change, found)
-            if found.state == job.state:
+            if change.id in self._problems:
                 outcome = Raised(self._unwritable(change))
             job = found
             change = self._decide(job, outcome)
@@ -177,7 +177,7 @@ class Finisher:
         return await self._refused(change, None)
 
     def _unwritable(self, change: Change) -> str:
-        problem = self._problems.pop(change.id, "it did not take, and nothing shows why")
+        problem = self._problems.pop(change.id)
         text = f"the database refused how this attempt ended ({change.event}): {problem}"
         return plain_error("Unwritable", text)
 
