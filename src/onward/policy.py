@@ -122,9 +122,10 @@ class Discarded(Struct, frozen=True, tag=True):
 
 
 class Released(Struct, frozen=True, tag=True):
-    """The worker gave the attempt back unfinished; free of charge."""
+    """The worker gave the attempt back unfinished, free of charge; the next waits `delay` s."""
 
     why: str = "shutdown"
+    delay: float = 0.0
 
 
 class Stopped(Struct, frozen=True, tag=True):
@@ -221,8 +222,8 @@ def _unfinished(job: Job, outcome: Outcome, backoff: Backoff, chance: float) -> 
             )
         case Discarded(why=why):
             return job.move(Event.DROP, ended=AttemptState.CANCELLED, reason=why)
-        case Released(why=why):
-            return job.move(Event.RELEASE, ended=AttemptState.RELEASED, reason=why)
+        case Released(why=why, delay=delay):
+            return job.move(Event.RELEASE, ended=AttemptState.RELEASED, reason=why, delay=delay)
         case Stopped() | Returned():
             return job.move(Event.RELEASE, ended=AttemptState.RELEASED, reason="stopped")
         case _:

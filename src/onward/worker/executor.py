@@ -25,7 +25,7 @@ from onward.job import Job
 from onward.policy import Crashed, Outcome, Raised, Released, Returned, Stopped, TimedOut
 from onward.task import Task
 from onward.worker.board import FOREVER, Board
-from onward.worker.body import plain_error, run_async_body, run_body
+from onward.worker.body import error_text, plain_error, run_async_body, run_body
 from onward.worker.held import Held, Why
 from onward.worker.isolation import Isolation
 from onward.worker.threads import Threads
@@ -42,6 +42,9 @@ MOST_AHEAD = 1_000
 
 LATE = 0.5
 """A time limit is noticed so many seconds late only if something kept this process from running."""
+
+SHORTAGE = 1.0
+"""Seconds before an attempt that could not begin is tried again: what lacks may be there then."""
 
 HOLD = 10.0
 """How long the retry of an abandoned body waits at least, renewed while the body lives."""
@@ -157,7 +160,8 @@ class Executor:
         try:
             self._dispatch(held)
         except Exception as error:  # No thread or no memory left: it has not begun.
-            self._ended(held, Released(f"it could not begin: {type(error).__name__}: {error}"))
+            why = f"it could not begin: {type(error).__name__}: {error}"
+            self._ended(held, Released(why, delay=SHORTAGE))
 
     def _dispatch(self, held: Held) -> None:
         """Hand the body to where it runs."""
@@ -178,17 +182,21 @@ class Executor:
         else:
             held.asyncio_task = self._loop.create_task(body)
         if not held.settled:
-            held.asyncio_task.add_done_callback(partial(self._never_began, held))
+            held.asyncio_task.add_done_callback(partial(self._without_outcome, held))
 
     async def _run_on_loop(self, held: Held) -> None:
         self._ended(held, await run_async_body(held.task, held.job, held.current))
 
-    def _never_began(self, held: Held, task: asyncio.Task[None]) -> None:
+    def _without_outcome(self, held: Held, task: asyncio.Task[None]) -> None:
         """A body that was interrupted before its first step has nobody to say so: uvloop runs
-        timers first.
+        timers first. And should our own step around it fail, its attempt ends all the same.
         """
-        if task.cancelled() and not held.settled:
+        if held.settled:
+            return
+        if task.cancelled():
             self._ended(held, Stopped())
+        else:
+            self._ended(held, Raised(error_text(task.exception() or RuntimeError("no outcome"))))
 
     def _begin_isolated(self, held: Held) -> None:
         attempt = self._isolation.run(held.job, held.current.cancel_token)
