@@ -421,7 +421,7 @@ def test_a_stricter_isolation_level_changes_nothing(
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_pooler_that_keeps_no_sessions_changes_nothing(
-    private_postgres: PrivatePostgres, url: str, open_app: Open, ledger: Ledger, tmp_path: Path
+    private_postgres: PrivatePostgres, url: str, open_app: Open, ledger: Ledger
 ) -> None:
     """PgBouncer in transaction mode hands each transaction to another session: each job runs once,
     retries and follow-ups work, jobs start by the poll, and the log has no complaint. Needs the
