@@ -95,19 +95,19 @@ class Condition(NamedTuple):
 CONDITIONS: dict[str, Condition] = {
     "finish expects the state": Condition(
         "finish",
-        "AND j.state = c.value ->> 'before'",
+        "AND j.state = :before",
         "AND j.state = c.before",
         exhaustive.through_apply,
     ),
     "finish expects the attempt": Condition(
         "finish",
-        "AND j.attempt = c.value ->> 'attempt'",
+        "AND j.attempt = c.attempt",
         "AND j.attempt = c.attempt",
         exhaustive.through_apply,
     ),
     "finish expects the owner": Condition(
         "finish",
-        "AND j.worker IS c.value ->> 'worker'",
+        "AND j.worker IS :worker",
         "AND j.worker IS NOT DISTINCT FROM c.worker",
         exhaustive.through_apply,
     ),

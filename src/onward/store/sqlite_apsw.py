@@ -43,7 +43,7 @@ class ApswDriver:
 
     def open(self, path: Path, clock: Callable[[], float]) -> Connection:
         connection: Any = apsw.Connection(str(path))
-        connection.create_scalar_function("onward_clock", clock, 0)
+        connection.create_scalar_function("onward_clock", clock, 0, deterministic=True)
         return ApswConnection(connection)
 
     def code(self, error: BaseException) -> int:

@@ -44,7 +44,7 @@ class StdlibDriver:
 
     def open(self, path: Path, clock: Callable[[], float]) -> Connection:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        connection.create_function("onward_clock", 0, clock)
+        connection.create_function("onward_clock", 0, clock, deterministic=True)
         return StdlibConnection(connection)
 
     def code(self, error: BaseException) -> int:

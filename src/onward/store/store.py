@@ -7,7 +7,7 @@ decision as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -212,20 +212,55 @@ def apply(changes: Sequence[Change]) -> Op[set[str]]:
     first = {change.id: change for change in reversed(changes)}
     final = [change for change in first.values() if change.after in TERMINAL]
     live = [change for change in first.values() if change.after not in TERMINAL]
-    alone = not (final and live) and not any(change.follow_ups for change in final)
+    kinds = _by_kind(final)
+    alone = len(kinds) + bool(live) == 1 and not any(change.follow_ups for change in final)
     taken: set[str] = set()
-    if final:
-        taken |= yield from _write("finish", final, alone)
+    for kind in kinds:
+        taken |= yield from _finish(kind, alone)
     if live:
-        taken |= yield from _write("go_on", live, alone)
+        taken |= yield from _go_on(live, alone)
     born = [job for change in final if change.id in taken for job in change.follow_ups]
     if born:  # One may have an id of the caller's, which may be there already.
         yield from enqueue_again(born)
     return taken
 
 
-def _write(name: str, changes: list[Change], alone: bool) -> Op[set[str]]:
-    rows = yield Statement(name, {"changes": dumps(changes)}, alone)
+def _by_kind(changes: list[Change]) -> list[list[Change]]:
+    """Changes that are the same move by the same writer; nearly always all of a batch."""
+    kinds: dict[tuple[str | None, ...], list[Change]] = {}
+    for change in changes:
+        key = (change.event, change.before, change.ended, change.worker)
+        kinds.setdefault(key, []).append(change)
+    return list(kinds.values())
+
+
+def _finish(changes: list[Change], alone: bool) -> Op[set[str]]:
+    """Write final changes of one kind."""
+    rows = yield Statement("finish", finish_params(changes), alone)
+    return {row[0] for row in rows}
+
+
+def finish_params(changes: Sequence[Change]) -> dict[str, Any]:
+    """What `finish` is told of changes of one kind."""
+    first = changes[0]
+    return {
+        "event": first.event.value,
+        "before": first.before.value,
+        "after": first.after.value,
+        "ended": None if first.ended is None else first.ended.value,
+        "worker": first.worker,
+        "rows": dumps(
+            [
+                (each.id, each.attempt, each.result, each.error, each.reason, each.abandoned)
+                for each in changes
+            ]
+        ),
+    }
+
+
+def _go_on(changes: list[Change], alone: bool) -> Op[set[str]]:
+    """Write changes after which the job is still live."""
+    rows = yield Statement("go_on", {"changes": dumps(changes)}, alone)
     return {row[0] for row in rows}
 
 
@@ -364,16 +399,16 @@ def leases() -> Op[list[Lease]]:
 
 
 def sweep(
-    decide: Callable[[Job, str], Change], limit: int = 500, after: str = FIRST_ID
+    decide: Callable[[Job, str], Change], limit: int = 500, leave: Collection[str] = ()
 ) -> Op[list[Change]]:
     """Take back jobs whose worker is gone, in one transaction; returns the changes that took.
 
     Args:
         decide: what becomes of such a job, given what is known about its worker's end.
         limit: how many at most; a full answer means that there may be more.
-        after: only jobs with a greater id.
+        leave: jobs to leave alone.
     """
-    rows = yield Statement("orphans", {"limit": limit, "after": after}, alone=False)
+    rows = yield Statement("orphans", {"limit": limit, "leave": dumps(list(leave))}, alone=False)
     if not rows:
         return []
     # Between the look and the lock another sweeper may have recovered a job, and a live worker

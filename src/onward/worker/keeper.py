@@ -133,18 +133,19 @@ class Keeper:
     async def take_back(self) -> list[Change]:
         """Recover every job whose worker is neither active nor draining."""
         done: list[Change] = []
-        after, limit = store.FIRST_ID, SWEEP_STEP
+        limit, left = SWEEP_STEP, set[str]()
         while True:
             looked = _Looked()
             try:
-                changes = await self._database.arun(store.sweep, looked.decide, limit, after)
+                changes = await self._database.arun(store.sweep, looked.decide, limit, left)
             except Refused as error:
-                # One of them cannot be taken back: find it by halves, and leave it alone behind.
+                # One of them cannot be taken back: find it by halves, and leave it behind.
                 if limit > 1:
                     limit //= 2
                 else:
                     emit(_left_behind(looked.last, error))
-                    after, limit = looked.last.id, SWEEP_STEP
+                    left.add(looked.last.id)
+                    limit = SWEEP_STEP
                 continue
             for change in changes:
                 emit(told(change, logging.WARNING))

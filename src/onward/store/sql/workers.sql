@@ -83,18 +83,21 @@ FROM onward.worker WHERE state IN ('active', 'draining')
 
 -- name: orphans
 -- Every running or cancelling job whose worker is neither active nor draining, oldest id first. Asked at every sweep, so
--- that a claim which committed under a lost worker is found by the next one. Rows that another sweeper holds are skipped.
+-- that a claim which committed under a lost worker is found by the next one. Rows that another sweeper holds are skipped,
+-- and those that could not be taken back are left alone, so that they hold up no others.
 -- sqlite
 SELECT j.id, j.task, j.queue, j.priority, j.state, j.attempt, j.worker, j.args, j.max_attempts, j.max_losses, j.failures,
        j.losses, j.budget_from, j.timeout, w.reason
 FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
-WHERE j.id > :after AND j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+  AND j.id NOT IN (SELECT value FROM json_each(:leave))
 ORDER BY j.id LIMIT :limit
 -- postgres
 SELECT CAST(j.id AS text), j.task, j.queue, j.priority, j.state, j.attempt, CAST(j.worker AS text), j.args,
        j.max_attempts, j.max_losses, j.failures, j.losses, j.budget_from, j.timeout, w.reason
 FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
-WHERE j.id > CAST(:after AS uuid) AND j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+  AND CAST(j.id AS text) <> ALL(ARRAY(SELECT json_array_elements_text(CAST(:leave AS json))))
 ORDER BY j.id LIMIT :limit FOR UPDATE OF j SKIP LOCKED
 
 -- name: live_among
