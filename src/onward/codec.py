@@ -99,14 +99,17 @@ class Signature:
         """
         plan = self._plan or self._ready()
         try:
-            values = msgspec.structs.astuple(plan.decoder.decode(text))
+            record = plan.decoder.decode(text)
         except Exception as error:
             path, reason = locate(plan.decoder, text.encode(errors="surrogatepass"), error)
             why = f"argument `{path}`: {reason}" if path else reason
             raise unreadable(self.name, why) from cause_of(error)
-        if plan.simple:
-            return (), {n: v for n, v in zip(plan.names, values, strict=True) if v is not _UNSET}
-        return self._spread(plan, dict(zip(plan.names, values, strict=True)))
+        values = dict(zip(plan.names, msgspec.structs.astuple(record), strict=True))
+        if not plan.simple:
+            return self._spread(plan, values)
+        if len(plan.required) < len(plan.names):
+            values = {name: value for name, value in values.items() if value is not _UNSET}
+        return (), values
 
     def encode_result(self, value: object) -> str:
         """Write what the task returned.
@@ -146,6 +149,8 @@ class Signature:
         return self._plan
 
     def _bind(self, plan: _Plan, args: Args, kwargs: Mapping[str, Any]) -> Kwargs:
+        if plan.simple and not kwargs and len(args) == len(plan.names) == len(plan.positional):
+            return dict(zip(plan.names, args, strict=True))
         if plan.simple and len(args) <= len(plan.positional):
             given = dict(zip(plan.positional, args, strict=False))
             given.update(kwargs)

@@ -8,6 +8,9 @@ from collections.abc import MutableMapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import Struct
+
 from onward.errors import InvalidOption, OutsideJob
 from onward.signals import Cancelled
 from onward.task import Call, as_call
@@ -60,16 +63,13 @@ class JobLog(Adapter):
         return msg, kwargs
 
 
-class Current:
+class Current(Struct, eq=False):
     """One running attempt, as its body sees it."""
 
-    __slots__ = ("_job", "_log", "cancel_token", "follow_ups")
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._log: JobLog | None = None
-        self.cancel_token = CancelToken()
-        self.follow_ups: list[NewJob] = []
+    _job: Job
+    _log: JobLog | None = None
+    cancel_token: CancelToken = msgspec.field(default_factory=CancelToken)
+    follow_ups: list[NewJob] = msgspec.field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Current {self.task} {self.id}, attempt {self.attempt}>"

@@ -18,6 +18,7 @@ from onward.text import safe_repr
 
 _lock = threading.Lock()
 _last = 0
+_VARIANTS = {f"{digit:x}": f"{8 | digit & 3:x}" for digit in range(16)}
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -28,9 +29,10 @@ def new_id() -> str:
     stamp = (nanos // 1_000_000 << 12) | (nanos % 1_000_000 * 4096 // 1_000_000)
     with _lock:
         stamp = _last = max(stamp, _last + 1)
-    tail = int.from_bytes(os.urandom(8), "big") & 0x3FFF_FFFF_FFFF_FFFF
-    text = f"{stamp >> 12:012x}7{stamp & 0xFFF:03x}{tail | 1 << 63:016x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    head = f"{stamp:015x}"
+    tail = os.urandom(8).hex()
+    variant = _VARIANTS[tail[0]]
+    return f"{head[:8]}-{head[8:12]}-7{head[12:]}-{variant}{tail[1:4]}-{tail[4:]}"
 
 
 def parse_id(value: object) -> str:

@@ -24,8 +24,8 @@ from onward.lifecycle import (
 )
 
 
-class NewJob(Struct, frozen=True, kw_only=True):
-    """A job on its way into the store.
+class NewJob(Struct, frozen=True, kw_only=True, array_like=True):
+    """A job on its way into the store, as an array whose order `enqueue` in SQL goes by.
 
     `run_at` is in seconds since the epoch, `delay` and `timeout` are in seconds. With neither
     `run_at` nor `delay` the job is due at once.
@@ -114,17 +114,16 @@ class Job(Struct, frozen=True, kw_only=True):
         Raises:
             IllegalTransition: the table has no such move from this state.
         """
-        after = JOB_MOVES.get((self.state, event))
+        move = (self.state, event)
+        after = JOB_MOVES.get(move)
         if after is None:
             raise self._illegal(event)
-        self._check_end(event, values.get("ended"))
-        minted = mints_attempt(self.state, after)
-        fresh = event is Event.REQUEUE
-        number = self.attempt + 1 if minted else self.attempt
-        counters: Values = {
-            "failures": 0 if fresh else self.failures,
-            "losses": 0 if fresh else self.losses,
-        }
+        if values.get("ended") not in _ENDS[move]:
+            raise self._bad_end(event, values.get("ended"))
+        fresh = move in _FRESH
+        number = self.attempt + 1 if move in _MINTING else self.attempt
+        values.setdefault("failures", 0 if fresh else self.failures)
+        values.setdefault("losses", 0 if fresh else self.losses)
         return Change(
             id=self.id,
             event=event,
@@ -134,16 +133,14 @@ class Job(Struct, frozen=True, kw_only=True):
             worker=self.worker,
             next_attempt=number,
             budget_from=number if fresh else self.budget_from,
-            **(counters | values),
+            **values,
         )
 
-    def _check_end(self, event: Event, ended: AttemptState | None) -> None:
-        """Refuse a change whose attempt would end in a way that the table does not have."""
+    def _bad_end(self, event: Event, ended: AttemptState | None) -> IllegalTransition:
+        """A change whose attempt would end in a way that the table does not have."""
         ends = ATTEMPT_ENDS.get((self.state, event))
-        if (ended is None) == (ends is None) and (ends is None or ended in ends):
-            return
         possible = ", ".join(sorted(ends)) if ends else "no end of the attempt"
-        raise IllegalTransition(
+        return IllegalTransition(
             f"cannot {event} job {self.id}: an attempt cannot end as {ended} there",
             why=f"{event} from {self.state} goes with {possible}",
             fix="onward lifecycle shows every legal move",
@@ -157,6 +154,12 @@ class Job(Struct, frozen=True, kw_only=True):
             why=why if allowed else f"{self.state} is final: no move leads out of it",
             fix="onward lifecycle shows every legal move",
         )
+
+
+# The table, ready for a look on each move of each job.
+_ENDS = {move: ATTEMPT_ENDS.get(move, frozenset({None})) for move in JOB_MOVES}
+_MINTING = {move for move, after in JOB_MOVES.items() if mints_attempt(move[0], after)}
+_FRESH = {move for move in JOB_MOVES if move[1] is Event.REQUEUE}
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ decision as an argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -189,12 +190,11 @@ def claim(
             "limit": limit,
         },
     )
-    rows.sort(key=_place)
+    rows.sort(key=_PLACE)
     return [Claimed(_job(row), row[14]) for row in rows]
 
 
-def _place(row: tuple[Any, ...]) -> tuple[float, str]:
-    return row[14], row[0]
+_PLACE = itemgetter(14, 0)
 
 
 def lanes(queues: Iterable[str]) -> Op[list[Lane]]:
@@ -209,29 +209,29 @@ def apply(changes: Sequence[Change]) -> Op[set[str]]:
     Follow-up jobs of a change are written with it, or not at all. Of several changes of one job
     only the first can take.
     """
-    first = {change.id: change for change in reversed(changes)}
-    final = [change for change in first.values() if change.after in TERMINAL]
-    live = [change for change in first.values() if change.after not in TERMINAL]
-    kinds = _by_kind(final)
+    kinds: dict[tuple[str | None, ...], list[Change]] = {}
+    live: list[Change] = []
+    seen: set[str] = set()
+    for change in changes:
+        if change.id in seen:
+            continue
+        seen.add(change.id)
+        if change.after in TERMINAL:  # The same move by the same writer: nearly always the batch.
+            kind = (change.event, change.before, change.ended, change.worker)
+            kinds.setdefault(kind, []).append(change)
+        else:
+            live.append(change)
+    final = [change for alike in kinds.values() for change in alike]
     alone = len(kinds) + bool(live) == 1 and not any(change.follow_ups for change in final)
     taken: set[str] = set()
-    for kind in kinds:
-        taken |= yield from _finish(kind, alone)
+    for alike in kinds.values():
+        taken |= yield from _finish(alike, alone)
     if live:
         taken |= yield from _go_on(live, alone)
     born = [job for change in final if change.id in taken for job in change.follow_ups]
     if born:  # One may have an id of the caller's, which may be there already.
         yield from enqueue_again(born)
     return taken
-
-
-def _by_kind(changes: list[Change]) -> list[list[Change]]:
-    """Changes that are the same move by the same writer; nearly always all of a batch."""
-    kinds: dict[tuple[str | None, ...], list[Change]] = {}
-    for change in changes:
-        key = (change.event, change.before, change.ended, change.worker)
-        kinds.setdefault(key, []).append(change)
-    return list(kinds.values())
 
 
 def _finish(changes: list[Change], alone: bool) -> Op[set[str]]:

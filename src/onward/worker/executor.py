@@ -16,16 +16,17 @@ import asyncio
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from onward.config import Settings
-from onward.job import Job
+from onward.current import Current
+from onward.job import Change, Job
 from onward.policy import Crashed, Outcome, Raised, Released, Returned, Stopped, TimedOut
 from onward.task import Task
 from onward.worker.board import FOREVER, Board
-from onward.worker.body import error_text, plain_error, run_async_body, run_body
+from onward.worker.body import plain_error, run_async_body, run_body
 from onward.worker.held import Held, Why
 from onward.worker.isolation import Isolation
 from onward.worker.threads import Threads
@@ -131,16 +132,17 @@ class Executor:
             return
         self._filling = True
         try:
-            for _ in range(SLICE):
-                if not self._backlog or not self._has_slot():
-                    return
+            for _ in range(min(SLICE, len(self._backlog), self._slots)):
                 self._begin(self._backlog.popleft()[1])
-            self._loop.call_soon(self._fill)
+            if self._backlog and self._slots > 0:
+                self._loop.call_soon(self._fill)
         finally:
             self._filling = False
 
-    def _has_slot(self) -> bool:
-        return self._occupied < self.concurrency and self._board.free > 0
+    @property
+    def _slots(self) -> int:
+        """How many more bodies may begin now."""
+        return min(self.concurrency - self._occupied, self._board.free)
 
     @property
     def _occupied(self) -> int:
@@ -148,15 +150,15 @@ class Executor:
         return len(self.held) + len(self.abandoned) - len(self._given_back)
 
     def _begin(self, job: Job) -> None:
-        task = self._tasks[job.task]
-        held = Held(job, task)
-        held.started = time.monotonic()
-        held.still = self._board.stood_still
-        limit = FOREVER if job.timeout is None else held.started + job.timeout
-        held.place = self._board.begin(job.id, job.attempt, held.started, limit)
-        self.held[job.id] = held
+        now = time.monotonic()
+        held = Held(job, self._tasks[job.task], Current(job), started=now)
+        limit = FOREVER
         if job.timeout is not None:
+            held.still = self._board.stood_still
             held.timer = self._loop.call_later(job.timeout, self._time_out, held)
+            limit = now + job.timeout
+        held.place = self._board.begin(job.id, job.attempt, now, limit)
+        self.held[job.id] = held
         try:
             self._dispatch(held)
         except Exception as error:  # No thread or no memory left: it has not begun.
@@ -180,23 +182,22 @@ class Executor:
             # A body that ends without waiting needs no turn of the loop.
             held.asyncio_task = asyncio.Task(body, loop=self._loop, eager_start=True)
         else:
-            held.asyncio_task = self._loop.create_task(body)
-        if not held.settled:
-            held.asyncio_task.add_done_callback(partial(self._without_outcome, held))
+            held.asyncio_task = asyncio.Task(body, loop=self._loop)
 
     async def _run_on_loop(self, held: Held) -> None:
+        held.begun = True
         self._ended(held, await run_async_body(held.task, held.job, held.current))
 
-    def _without_outcome(self, held: Held, task: asyncio.Task[None]) -> None:
-        """A body that was interrupted before its first step has nobody to say so: uvloop runs
-        timers first. And should our own step around it fail, its attempt ends all the same.
+    def _interrupt(self, held: Held) -> None:
+        """Raise an exception into the body, where that is possible. One that is interrupted before
+        its first step has nobody to say how it ended.
         """
-        if held.settled:
+        body = held.asyncio_task
+        if body is None:
             return
-        if task.cancelled():
-            self._ended(held, Stopped())
-        else:
-            self._ended(held, Raised(error_text(task.exception() or RuntimeError("no outcome"))))
+        body.cancel()
+        if not held.begun:
+            body.add_done_callback(lambda _: self._ended(held, Stopped()))
 
     def _begin_isolated(self, held: Held) -> None:
         attempt = self._isolation.run(held.job, held.current.cancel_token)
@@ -210,12 +211,12 @@ class Executor:
         if held.settled:
             self._free_abandoned(held)
             return
-        now = time.monotonic()
-        self._pace += 0.05 * (now - held.started - self._pace)
+        self._pace += 0.05 * (time.monotonic() - held.started - self._pace)
         self._let_go(held)
         self._count_down(held.job.queue)
-        self._settle(held.job, self._as_asked(held, outcome))
-        self._fill()
+        self._settle(held.job, outcome if held.stopping is None else self._as_asked(held, outcome))
+        if self._backlog:
+            self._fill()
         self.changed.set()
 
     def _as_asked(self, held: Held, outcome: Outcome) -> Outcome:
@@ -235,18 +236,20 @@ class Executor:
             held.timer.cancel()
             held.timer = None
         if held.place is not None:
-            self._board.relax(held.place)
+            if held.job.timeout is not None:
+                self._board.relax(held.place)
             self._unwritten[held.key] = held.place
             held.place = None
         self.held.pop(held.job.id, None)
 
-    def written(self, job: str, attempt: int) -> None:
-        """The outcome of this attempt is written, or was refused."""
-        place = self._unwritten.pop((job, attempt), None)
-        if place is not None:
-            self._board.end(place)
-            if self._backlog:
-                self._fill()
+    def written(self, changes: Sequence[Change]) -> None:
+        """The outcomes of these attempts are written, or were refused."""
+        for change in changes:
+            place = self._unwritten.pop((change.id, change.attempt), None)
+            if place is not None:
+                self._board.end(place)
+        if self._backlog:
+            self._fill()
 
     def _count_down(self, queue: str) -> None:
         self.by_queue[queue] -= 1
@@ -269,7 +272,7 @@ class Executor:
         if held.kill is not None:
             held.kill()
             return
-        held.interrupt()
+        self._interrupt(held)
         held.timer = self._loop.call_later(self._settings.timeout_grace, self._abandon, held)
 
     def _more_time(self, held: Held) -> float | None:
@@ -292,7 +295,7 @@ class Executor:
         """The body goes on: its attempt has failed all the same, and the body is on its own."""
         self._let_go(held)
         self.abandoned[held.key] = held
-        held.interrupt()
+        self._interrupt(held)
         self._loop.call_later(self._settings.abandon_after, self._give_slot_back, held)
         self._settle(held.job, TimedOut(self._limit_text(held), abandoned=True, hold=HOLD))
         self.changed.set()
@@ -340,7 +343,7 @@ class Executor:
             held.kill()
         elif waited >= self._settings.cancel_raise_after and now >= held.spared_until:
             held.spared_until = now + self._settings.cancel_kill_after
-            held.interrupt()
+            self._interrupt(held)
 
     def _cancel_backlog(self, job: str, attempt: int) -> None:
         """A job that has not begun simply does not begin."""
@@ -372,7 +375,7 @@ class Executor:
             if held.kill is not None:
                 held.kill()
             else:
-                held.interrupt()
+                self._interrupt(held)
 
     def release_rest(self, why: str) -> None:
         """Speak for every body that has not stopped: the process is about to end, and the bodies

@@ -38,7 +38,7 @@ class Finisher:
         alive: whether this worker may still write; when its lease is over, unwritten outcomes are
             given up.
         applied: called with the changes that took.
-        written: called with each job and attempt whose outcome is written or refused.
+        written: called with the changes that are written or refused.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Finisher:
         tasks: dict[str, Task[Any, Any]],
         alive: Callable[[], bool],
         applied: Callable[[Sequence[Change]], None],
-        written: Callable[[str, int], None],
+        written: Callable[[Sequence[Change]], None],
     ) -> None:
         self._database = database
         self._tasks = tasks
@@ -200,7 +200,7 @@ class Finisher:
 
     async def _refused(self, change: Change, found: Job | None) -> None:
         """We have lost this job: say so, and keep what we would have written."""
-        self._dealt_with(change)
+        self._dealt_with([change])
         refusal = store.refusal_of(change, found)
         emit(
             Happened(
@@ -228,18 +228,19 @@ class Finisher:
                 return
 
     def _report(self, changes: Sequence[Change]) -> None:
-        for change in changes:
-            self._dealt_with(change)
+        self._dealt_with(changes)
         self._applied(changes)
+        least = logging.DEBUG if wanted(logging.DEBUG) else logging.INFO
         for change in changes:
             level = LEVELS.get(change.event, logging.INFO)
-            if wanted(level):
+            if level >= least and wanted(level):
                 emit(told(change, level))
 
-    def _dealt_with(self, change: Change) -> None:
-        self._writing.pop(change.id, None)
-        self._problems.pop(change.id, None)
-        self._written(change.id, change.attempt)
+    def _dealt_with(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._writing.pop(change.id, None)
+            self._problems.pop(change.id, None)
+        self._written(changes)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from onward.current import Current
@@ -24,46 +25,29 @@ class Why(Enum):
     LOST = "lost"
 
 
-class Held:
+class Held(Struct, eq=False):
     """One attempt from its claim to its outcome.
 
-    `stopping` is why its body was asked to stop; the first reason stays, except that a cancel gives
-    way to the others. `settled` says that its outcome has been handed on, so whatever the body
-    still does no longer counts.
+    `begun` says that its body has taken its first step on the loop. `stopping` is why it was asked
+    to stop; the first reason stays, except that a cancel gives way to the others. `settled` says
+    that its outcome has been handed on, so whatever the body still does no longer counts.
     """
 
-    __slots__ = (
-        "asyncio_task",
-        "cancelled_at",
-        "current",
-        "doubted",
-        "job",
-        "kill",
-        "place",
-        "settled",
-        "spared_until",
-        "started",
-        "still",
-        "stopping",
-        "task",
-        "timer",
-    )
-
-    def __init__(self, job: Job, task: Task[Any, Any]) -> None:
-        self.job = job
-        self.task = task
-        self.current = Current(job)
-        self.place: int | None = None
-        self.started = 0.0
-        self.still = 0.0
-        self.doubted = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.asyncio_task: asyncio.Task[None] | None = None
-        self.kill: Callable[[], None] | None = None
-        self.stopping: Why | None = None
-        self.cancelled_at: float | None = None
-        self.spared_until = 0.0
-        self.settled = False
+    job: Job
+    task: Task[Any, Any]
+    current: Current
+    place: int | None = None
+    started: float = 0.0
+    still: float = 0.0
+    doubted: bool = False
+    begun: bool = False
+    timer: asyncio.TimerHandle | None = None
+    asyncio_task: asyncio.Task[None] | None = None
+    kill: Callable[[], None] | None = None
+    stopping: Why | None = None
+    cancelled_at: float | None = None
+    spared_until: float = 0.0
+    settled: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -76,10 +60,3 @@ class Held:
             self.stopping = self.stopping or Why.CANCEL
             self.job = replace(self.job, state=JobState.CANCELLING)
         self.current.cancel_token.request()
-
-    def interrupt(self) -> bool:
-        """Raise an exception into the body, where that is possible; returns whether it is."""
-        if self.asyncio_task is None:
-            return False
-        self.asyncio_task.cancel()
-        return True

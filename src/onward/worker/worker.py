@@ -47,6 +47,10 @@ to be long.
 """
 
 
+BACK = frozenset({Event.RELEASE, Event.SNOOZE, Event.RETRY})
+"""Moves after which a job may be due again at once."""
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     """What a worker is to do."""
 
@@ -81,7 +85,7 @@ class Worker:
             app.tasks,
             self._alive,
             self._applied,
-            lambda job, attempt: self.executor.written(job, attempt),
+            lambda changes: self.executor.written(changes),
         )
         self.executor = Executor(
             app.tasks,
@@ -190,7 +194,7 @@ class Worker:
         """Changes took: jobs that went back to the queue may be due again behind the claimer's
         place.
         """
-        if any(change.event in {Event.RELEASE, Event.SNOOZE, Event.RETRY} for change in changes):
+        if any(change.event in BACK for change in changes):
             self.claimer.wake()
         else:
             self.claimer.poke()

@@ -5,15 +5,19 @@
 
 -- name: enqueue
 -- The first try is a plain INSERT: an id that is there already is an error. A due time is never earlier than now, so that
--- nothing lands behind the claim's position for longer than a commit takes. The answer says whether some worker is idle
+-- nothing lands behind the claim's position for longer than a commit takes. A job is an array, its fields in the order of
+-- `NewJob`: both databases read that several times faster than an object. The answer says whether some worker is idle
 -- and wants to be woken; the wake-up itself is never part of this transaction.
 -- sqlite
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                         failures, losses, budget_from, timeout, args)
-SELECT n.value ->> 'id', n.value ->> 'task', n.value ->> 'queue', n.value ->> 'priority', 'queued', 1,
-       max(onward.clock() + max(coalesce(n.value ->> 'delay', 0), 0), coalesce(n.value ->> 'run_at', 0)), onward.clock(),
-       n.value ->> 'max_attempts', n.value ->> 'max_losses', 0, 0, 1, n.value ->> 'timeout', n.value ->> 'args'
-FROM json_each(:jobs) AS n;
+SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
+       max(onward.clock() + max(coalesce(n.delay, 0), 0), coalesce(n.run_at, 0)), onward.clock(),
+       n.max_attempts, n.max_losses, 0, 0, 1, n.timeout, n.args
+FROM (SELECT value ->> 0 AS id, value ->> 1 AS task, value ->> 2 AS queue, value ->> 3 AS priority, value ->> 4 AS args,
+             value ->> 5 AS max_attempts, value ->> 6 AS max_losses, value ->> 7 AS timeout, value ->> 8 AS run_at,
+             value ->> 9 AS delay
+      FROM json_each(:jobs)) AS n;
 SELECT 0
 -- postgres
 WITH born AS (
@@ -22,8 +26,11 @@ WITH born AS (
     SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
            greatest(onward.clock() + greatest(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
            n.max_attempts, n.max_losses, 0, 0, 1, n.timeout, n.args
-    FROM json_to_recordset(CAST(:jobs AS json)) AS n (id uuid, task text, queue text, priority smallint, args text,
-         max_attempts integer, max_losses integer, timeout float8, run_at float8, delay float8)
+    FROM (SELECT CAST(value ->> 0 AS uuid) AS id, value ->> 1 AS task, value ->> 2 AS queue,
+                 CAST(value ->> 3 AS smallint) AS priority, value ->> 4 AS args, CAST(value ->> 5 AS integer) AS max_attempts,
+                 CAST(value ->> 6 AS integer) AS max_losses, CAST(value ->> 7 AS float8) AS timeout,
+                 CAST(value ->> 8 AS float8) AS run_at, CAST(value ->> 9 AS float8) AS delay
+          FROM jsonb_array_elements(CAST(:jobs AS jsonb))) AS n
 )
 SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
 
@@ -33,11 +40,14 @@ SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
 -- sqlite
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                         failures, losses, budget_from, timeout, args)
-SELECT n.value ->> 'id', n.value ->> 'task', n.value ->> 'queue', n.value ->> 'priority', 'queued', 1,
-       max(onward.clock() + max(coalesce(n.value ->> 'delay', 0), 0), coalesce(n.value ->> 'run_at', 0)), onward.clock(),
-       n.value ->> 'max_attempts', n.value ->> 'max_losses', 0, 0, 1, n.value ->> 'timeout', n.value ->> 'args'
-FROM json_each(:jobs) AS n
-WHERE NOT EXISTS (SELECT 1 FROM onward.finished f WHERE f.id = n.value ->> 'id')
+SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
+       max(onward.clock() + max(coalesce(n.delay, 0), 0), coalesce(n.run_at, 0)), onward.clock(),
+       n.max_attempts, n.max_losses, 0, 0, 1, n.timeout, n.args
+FROM (SELECT value ->> 0 AS id, value ->> 1 AS task, value ->> 2 AS queue, value ->> 3 AS priority, value ->> 4 AS args,
+             value ->> 5 AS max_attempts, value ->> 6 AS max_losses, value ->> 7 AS timeout, value ->> 8 AS run_at,
+             value ->> 9 AS delay
+      FROM json_each(:jobs)) AS n
+WHERE NOT EXISTS (SELECT 1 FROM onward.finished f WHERE f.id = n.id)
 ON CONFLICT (id) DO NOTHING
 RETURNING id
 -- postgres
@@ -46,8 +56,11 @@ INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, creat
 SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
        greatest(onward.clock() + greatest(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
        n.max_attempts, n.max_losses, 0, 0, 1, n.timeout, n.args
-FROM json_to_recordset(CAST(:jobs AS json)) AS n (id uuid, task text, queue text, priority smallint, args text,
-     max_attempts integer, max_losses integer, timeout float8, run_at float8, delay float8)
+FROM (SELECT CAST(value ->> 0 AS uuid) AS id, value ->> 1 AS task, value ->> 2 AS queue,
+             CAST(value ->> 3 AS smallint) AS priority, value ->> 4 AS args, CAST(value ->> 5 AS integer) AS max_attempts,
+             CAST(value ->> 6 AS integer) AS max_losses, CAST(value ->> 7 AS float8) AS timeout,
+             CAST(value ->> 8 AS float8) AS run_at, CAST(value ->> 9 AS float8) AS delay
+      FROM jsonb_array_elements(CAST(:jobs AS jsonb))) AS n
 WHERE NOT EXISTS (SELECT 1 FROM onward.finished f WHERE f.id = n.id)
 ON CONFLICT (id) DO NOTHING
 RETURNING CAST(id AS text)
