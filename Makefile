@@ -12,12 +12,14 @@ USER_STAMP := $(VENV)/.installed-user
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo venv test soak lint format clean
+.PHONY: help demo venv test soak bench bench-peers lint format clean
 
 help:
 	@echo "make demo    a guided tour in a minute: jobs, a crash, a recovery"
 	@echo "make test    every test, on SQLite and on PostgreSQL"
 	@echo "make soak    the long tests: minutes of load and faults"
+	@echo "make bench   Onward beside the bare loop, on both databases: BENCH='S1 S3' for some"
+	@echo "make bench-peers   the same workloads on other systems, installed for it"
 	@echo "make lint    ruff, pyright and mypy"
 	@echo "make format  ruff format, and the fixes ruff can make"
 	@echo "make venv    only make $(VENV), with everything for development"
@@ -33,6 +35,12 @@ test: $(DEV_STAMP)
 
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak
+
+bench: $(DEV_STAMP)
+	$(BIN)/python -m benchmarks $(BENCH)
+
+bench-peers: $(DEV_STAMP)
+	$(BIN)/python -m benchmarks.peers $(BENCH)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
@@ -361,7 +360,9 @@ class Onward:
         """
         task = self.tasks.get(name)
         if task is None:
-            near = difflib.get_close_matches(name, self.tasks, n=3) or sorted(self.tasks)[:10]
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self.tasks, n=3) or sorted(self.tasks)[:10]
             raise UnknownTask(
                 f"this app has no task {name!r}",
                 why=f"it has {len(self.tasks)} tasks, among them: {', '.join(near) or 'none'}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Iterator
@@ -229,6 +228,8 @@ class Handle(Generic[R_co]):
 
     async def await_result(self, timeout: float | None = None) -> R_co:
         """The same as `wait`, for async code."""
+        import asyncio  # Slow to import, and there by now.
+
         for pause in _pauses(timeout):
             try:
                 await self.arefresh()

@@ -13,8 +13,8 @@ import datetime as dt
 import enum
 import itertools
 import re
+import sys
 import uuid
-import zoneinfo
 from decimal import Decimal
 from typing import Any, cast
 
@@ -84,7 +84,7 @@ def _render(value: Any, limit: int, depth: int) -> str:
         return repr(value[: limit + 1])
     if kind is int and value.bit_length() > 256:
         return f"<int of {value.bit_length():,} bits>"
-    if kind in _HARMLESS or (kind in _TIMES and type(value.tzinfo) in _ZONES):
+    if kind in _HARMLESS or (kind in _TIMES and _is_plain_zone(value.tzinfo)):
         return repr(value)
     if kind is dict:
         return _render_dict(value, limit, depth)
@@ -101,13 +101,19 @@ _HARMLESS = frozenset(
     {int, float, bool, complex, type(None), Decimal, uuid.UUID, dt.date, dt.timedelta}
 )
 _TIMES = frozenset({dt.datetime, dt.time})
-_ZONES = frozenset({type(None), dt.timezone, zoneinfo.ZoneInfo})
+_ZONES = frozenset({type(None), dt.timezone})
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
     set: ("{", "}"),
     frozenset: ("frozenset({", "})"),
 }
+
+
+def _is_plain_zone(zone: object) -> bool:
+    """Whether a time zone is one of the standard library's, whose `repr` is harmless."""
+    zones = sys.modules.get("zoneinfo")
+    return type(zone) in _ZONES or (zones is not None and type(zone) is zones.ZoneInfo)
 
 
 def _render_items(value: Any, limit: int, depth: int) -> str:

@@ -17,7 +17,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "onward"
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "edges": ("cli", "demo"),
+    "edges": ("bench", "cli", "demo"),
     "the face": ("onward",),
     "checks": ("overview", "invariants", "diagram"),
     "worker": ("worker",),
@@ -113,6 +113,12 @@ DOORS: dict[str, dict[str, str]] = {
     "onward.worker.supervisor": {"asyncio.sleep": "a watch, and a pause before a new child"},
     "onward.worker.worker": {"asyncio.sleep": "a look for cancelled jobs"},
     "onward.worker.child": {"time.sleep": "a thread's sign of life"},
+    "onward.bench.course": {
+        "time.time": "a measurement across processes",
+        "time.sleep": "a worker that is to be idle gets a moment between two jobs",
+    },
+    "onward.bench.scratch": {"os.urandom": "a place of its own for each bench"},
+    "onward.bench.tasks": {"time.time": "what the bench asks of an idle worker"},
     "onward.cli.examination": {"time.time": "compared with the database's clock"},
     "onward.demo.tasks": {"asyncio.sleep": "what the demo calls work"},
     "onward.demo.tour": {

@@ -18,6 +18,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Run": {
         "worker": "Run jobs.",
         "demo": "See Onward at work: jobs, a crash, a recovery.",
+        "bench": "Measure your database in half a minute.",
     },
     "Look": {
         "status": "Show the system on one screen.",

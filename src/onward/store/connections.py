@@ -7,7 +7,6 @@ finds the job. The caller's transaction is never ended here, and still usable if
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -162,12 +161,14 @@ def _texts(way: Way, statement: Statement) -> Steps[Rows]:
 
 def _whole(way: Way, op: Callable[[], Op[T]]) -> Steps[T]:
     """All statements or none: in a savepoint of the caller's transaction, or in one of our own."""
+    from asyncio import CancelledError  # Slow to import with this module; few come here.
+
     enter, leave, *undo = _INSIDE if in_transaction(way.raw) else (way.begin, "COMMIT", "ROLLBACK")
     while True:
         yield enter, None
         try:
             answer = yield from _spelt(way, op())
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, CancelledError) as error:
             for text in undo:
                 with suppress(Exception):
                     yield text, None

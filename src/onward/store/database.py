@@ -97,6 +97,12 @@ class Database(Protocol):
         """The newest migration in the database; 0 when there is none."""
         ...
 
+    def destroy(self) -> None:
+        """Remove the file, or the schema, with every job in it: only for a place that was made to
+        be thrown away.
+        """
+        ...
+
     def facts(self) -> dict[str, Any]:
         """Versions and settings that decide about safety and speed."""
         ...

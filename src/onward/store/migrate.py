@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 from onward.errors import SchemaMissing
@@ -21,7 +21,7 @@ class Migration(NamedTuple):
 @cache
 def migrations(dialect: str) -> tuple[Migration, ...]:
     """All migrations of a dialect, in order."""
-    folder = resources.files("onward.store") / "migrations" / dialect
+    folder = Path(__file__).parent / "migrations" / dialect
     return tuple(
         sorted(
             Migration(int(match[1]), match[2], file.read_text(encoding="utf-8"))

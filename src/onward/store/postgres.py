@@ -132,6 +132,10 @@ class PostgresDatabase:
         with translated(self), self._connect(self.url) as connection:
             return self._version(connection)
 
+    def destroy(self) -> None:
+        with translated(self), self._connect(self.url) as connection:
+            connection.execute(self._sql("DROP SCHEMA IF EXISTS {} CASCADE"))
+
     def facts(self) -> dict[str, Any]:
         with translated(self), self._connect(self.url) as connection:
             names = (

@@ -144,6 +144,11 @@ class SqliteDatabase:
                 "quick_check": connection.rows("PRAGMA quick_check(1)")[0][0],
             }
 
+    def destroy(self) -> None:
+        self.close()
+        for end in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + end).unlink(missing_ok=True)
+
     def close(self) -> None:
         with self._lock:
             self._stop_writer()

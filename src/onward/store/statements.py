@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ _PLACEHOLDER = re.compile(r"(?<![:\w]):([a-z_]+)")
 def twins() -> Mapping[str, Twin]:
     """All statements, in the order of the files."""
     found: dict[str, Twin] = {}
-    folder = resources.files("onward.store") / "sql"
+    folder = Path(__file__).parent / "sql"
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if not file.name.endswith(".sql"):
             continue

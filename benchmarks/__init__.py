@@ -1,0 +1,1 @@
+"""Benchmarks: Onward beside the bare loop, and beside other systems. `make bench` runs them."""
