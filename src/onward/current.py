@@ -69,7 +69,7 @@ class Current(Struct, eq=False):
     _job: Job
     _log: JobLog | None = None
     cancel_token: CancelToken = msgspec.field(default_factory=CancelToken)
-    follow_ups: list[NewJob] = msgspec.field(default_factory=list)
+    follow_ups: list[NewJob] = []
 
     def __repr__(self) -> str:
         return f"<Current {self.task} {self.id}, attempt {self.attempt}>"

@@ -65,6 +65,7 @@ class Claimer:
         self._lanes = Lanes()
         self._complaint = Complaint()
         self._wake = asyncio.Event()
+        self._hinted = False
         self._pause = FIRST_PAUSE
         self._busy_since: float | None = None
         self._said_idle = True
@@ -75,8 +76,13 @@ class Claimer:
         self.stopping = asyncio.Event()
         self.empty_looks = 0
 
+    def hear(self) -> None:
+        """Somebody says that something was enqueued."""
+        self._hinted = True
+        self.wake()
+
     def wake(self) -> None:
-        """Something may have been enqueued, or a slot is free."""
+        """Something may be due again, or a slot is free."""
         self._pause = FIRST_PAUSE
         self._lanes.spoil()
         self.poke()
@@ -130,8 +136,9 @@ class Claimer:
     async def _round(self, room: int) -> int:
         """Look where there is something, if that is due, and claim from the lanes in order."""
         began = time.monotonic()
-        full = self._lanes.want_look(began) and self._lanes.may_look(began)
+        full = self._lanes.want_look(began) and self._lanes.may_look(began, hinted=self._hinted)
         if full:
+            self._hinted = False
             self._lanes.looked(await self._database.aread(store.lanes, list(self._queues)), began)
         got = 0
         for lane, after in self._lanes.order():

@@ -34,12 +34,15 @@ from onward.worker.threads import Threads
 SLICE = 256
 """Bodies begun in one go before the loop gets a turn."""
 
-SHORT = 0.02
-"""Seconds of work that are claimed ahead where jobs are so short that slots would idle between two
-claims.
+AHEAD = 0.05
+"""Jobs are claimed ahead of free slots if, as quickly as they end now, they begin within so many
+seconds: where they are so short that slots would idle between two claims.
 """
 
 MOST_AHEAD = 1_000
+
+SAMPLE = 0.1
+"""How long endings are counted to know how quickly jobs end now, in seconds."""
 
 LATE = 0.5
 """A time limit is noticed so many seconds late only if something kept this process from running."""
@@ -83,7 +86,9 @@ class Executor:
         self._backlog: deque[tuple[float, Job]] = deque()
         self._filling = False
         self._closing: str | None = None
-        self._pace = 1.0
+        self._ended_count = 0
+        self._rate = 0.0
+        self._sampled = time.monotonic()
         self.held: dict[str, Held] = {}
         self.abandoned: dict[tuple[str, int], Held] = {}
         self._given_back: set[tuple[str, int]] = set()
@@ -95,11 +100,18 @@ class Executor:
 
     def room(self) -> int:
         """How many more jobs to claim: free slots, and a little more where jobs are very short."""
-        ahead = (
-            min(MOST_AHEAD, int(self.concurrency * SHORT / self._pace)) if self._pace < SHORT else 0
-        )
+        ahead = min(MOST_AHEAD, int(AHEAD * self._ending_rate()))
         slots = self.concurrency + ahead - self._occupied
         return min(slots, self._board.free) - len(self._backlog)
+
+    def _ending_rate(self) -> float:
+        """How many jobs end in a second now."""
+        passed = time.monotonic() - self._sampled
+        if passed >= SAMPLE:
+            self._rate = self._ended_count / passed
+            self._ended_count = 0
+            self._sampled += passed
+        return self._rate
 
     @property
     def idle(self) -> bool:
@@ -211,7 +223,7 @@ class Executor:
         if held.settled:
             self._free_abandoned(held)
             return
-        self._pace += 0.05 * (time.monotonic() - held.started - self._pace)
+        self._ended_count += 1
         self._let_go(held)
         self._count_down(held.job.queue)
         self._settle(held.job, outcome if held.stopping is None else self._as_asked(held, outcome))

@@ -49,11 +49,12 @@ class Lanes:
         """The longest time between two full looks: a due job is claimed within it."""
         return max(LEAST_GAP, self._rest)
 
-    def may_look(self, now: float) -> bool:
+    def may_look(self, now: float, *, hinted: bool = False) -> bool:
         """Whether a full look may be made now, so that expensive ones take a small share of the
-        time.
+        time. Somebody's word that there is something new is worth up to half of it.
         """
-        return self._cost < CHEAP or now - self._looked >= self._rest
+        rest = 2 * self._cost if hinted else self._rest
+        return self._cost < CHEAP or now - self._looked >= rest
 
     @property
     def _rest(self) -> float:

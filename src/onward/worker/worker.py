@@ -155,7 +155,7 @@ class Worker:
     # --- wiring -----------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        await listen(self._database, self.claimer.wake, self.claimer.idle)
+        await listen(self._database, self.claimer.hear, self.claimer.idle)
 
     def _room(self) -> int:
         """Free slots, as long as what has ended finds a place until it is written."""
