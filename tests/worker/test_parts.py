@@ -117,6 +117,17 @@ def test_expensive_looks_take_a_small_share_of_the_time() -> None:
     assert lanes.may_look(100.0)
 
 
+def test_a_hint_is_worth_an_expensive_look() -> None:
+    """Where a look costs 50 ms, somebody's word that there is something is followed within 100."""
+    lanes = Lanes()
+    lanes.looked([], 100.0)
+    lanes.cost(0.05)
+    lanes.cost(0.05)
+    assert not lanes.may_look(100.2)
+    assert lanes.may_look(100.2, hinted=True)
+    assert not lanes.may_look(100.05, hinted=True)
+
+
 # --- Board --------------------------------------------------------------------------------------
 
 

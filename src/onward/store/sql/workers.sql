@@ -84,21 +84,39 @@ FROM onward.worker WHERE state IN ('active', 'draining')
 -- name: orphans
 -- Every running or cancelling job whose worker is neither active nor draining, oldest id first. Asked at every sweep, so
 -- that a claim which committed under a lost worker is found by the next one. Rows that another sweeper holds are skipped,
--- and those that could not be taken back are left alone, so that they hold up no others.
+-- and those that could not be taken back are left alone, so that they hold up no others. First which owners there are, by a
+-- probe for each, then the jobs of those that are gone: what live workers run is not read.
 -- sqlite
+WITH RECURSIVE owner (id) AS (
+    SELECT (SELECT min(worker) FROM onward.job WHERE worker IS NOT NULL)
+    UNION ALL
+    SELECT (SELECT min(worker) FROM onward.job WHERE worker > owner.id) FROM owner WHERE owner.id IS NOT NULL
+), gone (id) AS (
+    SELECT id FROM owner
+    WHERE id NOT IN (SELECT id FROM onward.worker WHERE state IN ('active', 'draining'))
+)
 SELECT j.id, j.task, j.queue, j.priority, j.state, j.attempt, j.worker, j.args, j.max_attempts, j.max_losses, j.failures,
        j.losses, j.budget_from, j.timeout, w.reason
 FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
-WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
-  AND j.id NOT IN (SELECT value FROM json_each(:leave))
-ORDER BY j.id LIMIT :limit
+WHERE j.worker IN (SELECT id FROM gone) AND j.id NOT IN (SELECT value FROM json_each(:leave))
+ORDER BY +j.id LIMIT :limit
 -- postgres
+WITH RECURSIVE owner (id) AS (
+    SELECT (SELECT worker FROM onward.job WHERE worker IS NOT NULL ORDER BY worker LIMIT 1)
+    UNION ALL
+    SELECT (SELECT worker FROM onward.job WHERE worker > owner.id ORDER BY worker LIMIT 1) FROM owner
+    WHERE owner.id IS NOT NULL
+), gone (id) AS (
+    SELECT id FROM owner
+    WHERE id IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM onward.worker AS w WHERE w.id = owner.id AND w.state IN ('active', 'draining'))
+)
 SELECT CAST(j.id AS text), j.task, j.queue, j.priority, j.state, j.attempt, CAST(j.worker AS text), j.args,
        j.max_attempts, j.max_losses, j.failures, j.losses, j.budget_from, j.timeout, w.reason
 FROM onward.job AS j LEFT JOIN onward.worker AS w ON w.id = j.worker
-WHERE j.worker IS NOT NULL AND (w.id IS NULL OR w.state NOT IN ('active', 'draining'))
+WHERE j.worker = ANY(ARRAY(SELECT id FROM gone))
   AND CAST(j.id AS text) <> ALL(ARRAY(SELECT json_array_elements_text(CAST(:leave AS json))))
-ORDER BY j.id LIMIT :limit FOR UPDATE OF j SKIP LOCKED
+ORDER BY CAST(j.id AS text) LIMIT :limit FOR UPDATE OF j SKIP LOCKED
 
 -- name: live_among
 -- Which of these workers live. Asked by a sweep about the owners of the rows that it has locked: PostgreSQL checks a row that
