@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
@@ -44,10 +44,21 @@ unavailable.
 
 MOST_PER_COMMIT = 256
 
+MOST_JOINED = 1_000
+"""How many jobs of different callers are written by one statement."""
+
 REPEATS = 50
 """How often an operation is repeated that meets a world which has just moved on."""
 
-Work = tuple[Callable[[], Op[Any]], "Future[Any]"]
+
+class Work(NamedTuple):
+    """An operation for the writer. `jobs`: it enqueues these and does nothing else, so it can be
+    joined with others of its kind.
+    """
+
+    make: Callable[[], Op[Any]]
+    future: Future[Any]
+    jobs: Sequence[NewJob] | None = None
 
 
 class SqliteDatabase:
@@ -110,10 +121,11 @@ class SqliteDatabase:
         return await asyncio.to_thread(lambda: self.read(op, *args, **kwargs))
 
     def enqueue(self, jobs: Sequence[NewJob]) -> None:
-        self.run(store.enqueue, jobs)
+        self._submit(lambda: store.enqueue(jobs), jobs).result()
 
     async def aenqueue(self, jobs: Sequence[NewJob]) -> None:
-        await self.arun(store.enqueue, jobs)
+        future = self._submit(lambda: store.enqueue(jobs), jobs)
+        await asyncio.shield(asyncio.wrap_future(future))
 
     async def wakeup(self) -> SqliteWakeup:
         wakeup = SqliteWakeup(self)
@@ -163,7 +175,7 @@ class SqliteDatabase:
 
     # --- the writer -------------------------------------------------------------------------------
 
-    def _submit(self, make: Callable[[], Op[T]]) -> Future[T]:
+    def _submit(self, make: Callable[[], Op[T]], jobs: Sequence[NewJob] | None = None) -> Future[T]:
         future: Future[T] = Future()
         with self._lock:
             if self._thread is None:
@@ -171,7 +183,7 @@ class SqliteDatabase:
                     target=self._write, args=(self._todo,), name="onward-sqlite", daemon=True
                 )
                 self._thread.start()
-            self._todo.put((make, future))
+            self._todo.put(Work(make, future, jobs))
         return future
 
     def _stop_writer(self) -> None:
@@ -206,13 +218,28 @@ class SqliteDatabase:
         self._moment = None
         connection.rows("BEGIN IMMEDIATE")
         self._moment = self.clock()
-        answers = [self._attempt(connection, make, len(batch) > 1) for make, _ in batch]
-        if len(batch) == 1 and isinstance(answers[0], BaseException):
+        among = len(batch) > 1
+        joined = self._join(connection, [work for work in batch if work.jobs is not None])
+        answers = [
+            False
+            if joined and work.jobs is not None
+            else self._attempt(connection, work.make, among)
+            for work in batch
+        ]
+        if not among and isinstance(answers[0], BaseException):
             connection.rows("ROLLBACK")
         else:
             connection.rows("COMMIT")
-        for (_, future), answer in zip(batch, answers, strict=True):
-            _answer(future, answer)
+        for work, answer in zip(batch, answers, strict=True):
+            _answer(work.future, answer)
+
+    def _join(self, connection: Connection, works: list[Work]) -> bool:
+        """Write several enqueues as one; returns whether they are written: not if one is bad."""
+        jobs = [job for work in works for job in work.jobs or ()]
+        if len(works) < 2 or len(jobs) > MOST_JOINED:
+            return False
+        answer = self._attempt(connection, lambda: store.enqueue(jobs), among=True)
+        return not isinstance(answer, BaseException)
 
     def _attempt(self, connection: Connection, make: Callable[[], Op[T]], among: bool) -> Any:
         """Run one operation; its error is its answer, unless the database itself is in trouble."""
@@ -247,8 +274,8 @@ class SqliteDatabase:
                 connection.rows("ROLLBACK")
             with contextlib.suppress(Exception):
                 connection.close()
-        for _, future in batch:
-            _answer(future, self.translate(error))
+        for work in batch:
+            _answer(work.future, self.translate(error))
         return None
 
     # --- a fork -----------------------------------------------------------------------------------
