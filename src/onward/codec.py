@@ -11,7 +11,6 @@ parameter takes plain JSON values only. Defaults are not stored: they are evalua
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
 import inspect
 import itertools
 import re
@@ -21,6 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from onward.errors import InvalidArguments, NotSerializable, OnwardError
 from onward.faithful import Flaw, compare_arguments, compare_safely, first_flaw, odd, unwritable
@@ -245,7 +246,7 @@ class Signature:
     def _refused(self, plan: _Plan, bound: Kwargs, flaw: Flaw) -> OnwardError:
         note = plan.notes.get(first_name(flaw.path), "")
         if note:
-            flaw = dataclasses.replace(flaw, fix=f"{flaw.fix} ({note})")
+            flaw = replace(flaw, fix=f"{flaw.fix} ({note})")
         return flaw.error_for(f"cannot enqueue {spell_call(self.name, bound)}", "argument")
 
     def _misfit(self, plan: _Plan, bound: Kwargs, raw: bytes, error: Exception) -> OnwardError:
@@ -279,8 +280,7 @@ class Signature:
 # ---------------------------------------------------------------------------- the plan
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Plan(Struct, frozen=True, kw_only=True):
     """What is known about a task once its annotations are resolved."""
 
     signature: inspect.Signature

@@ -11,7 +11,6 @@ declared:
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import enum
 import math
@@ -20,6 +19,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from onward.errors import NotSerializable, OnwardError, PayloadTooLarge
 from onward.foreign import ENCODER, MISSING, field_names, fields_of, is_pydantic
@@ -30,8 +32,7 @@ MAX_DEPTH = 128
 """Deepest nesting of containers in one argument or result."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Flaw:
+class Flaw(Struct, frozen=True, kw_only=True):
     """Where and why a value would not arrive as it is; `path` is built from the inside out."""
 
     why: str
@@ -42,7 +43,7 @@ class Flaw:
     """Whether `why` quotes the value, which may be a secret."""
 
     def under(self, step: str) -> Flaw:
-        return dataclasses.replace(self, path=step + self.path)
+        return replace(self, path=step + self.path)
 
     def error_for(self, what: str, noun: str) -> OnwardError:
         hidden = self.quotes and is_secret(self.path)

@@ -23,8 +23,8 @@ from onward import (
     Snooze,
     current,
 )
-from onward.current import CancelToken, set_current
 from onward.errors import OutsideJob
+from onward.running import CancelToken, set_current
 from onward.store import store
 from tests.support import by_hand
 

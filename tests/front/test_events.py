@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from onward import Happened, Onward, current, listen
-from onward.current import Current, set_current
 from onward.events import emit, wanted
 from onward.lifecycle import JobState
+from onward.running import Current, set_current
 from tests.support import by_hand
 
 JOB = "0198c5f2-7b1e-7c3a-9d4e-5f6071829304"

@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "task",
         "batch",
         "handle",
-        "current",
+        "running",
         "events",
         "failure",
         "codec",

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
-from msgspec import Struct
-from msgspec.structs import replace
-
-from onward.config import default_url
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Place(Struct, frozen=True):
+class Place(NamedTuple):
     """Which database a command is about. `url` is None where none was named on the command line."""
 
     url: str | None = None
@@ -24,6 +20,8 @@ class Place(Struct, frozen=True):
     @property
     def chosen(self) -> str:
         """The URL, or else `ONWARD_URL`, or else the file beside you."""
+        from onward.config import default_url  # Not for a page of help.
+
         return self.url or default_url()
 
 
@@ -32,7 +30,7 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
     if value is None:
         return
     known = context.obj if isinstance(context.obj, Place) else Place()
-    context.obj = replace(known, **{"url" if parameter.name == "database" else "schema": value})
+    context.obj = known._replace(**{"url" if parameter.name == "database" else "schema": value})
 
 
 def place_options(function: F) -> F:

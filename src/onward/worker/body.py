@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from onward.current import Current, set_current
 from onward.errors import OnwardError, PayloadUnreadable
 from onward.failure import ErrorText, describe
 from onward.job import Job
 from onward.policy import Backoff, Discarded, Outcome, Raised, Rejected, Returned, Snoozed, Stopped
+from onward.running import Current, set_current
 from onward.signals import Cancelled, Discard, Retry, Snooze, Verdict
 from onward.task import Task
 from onward.text import clean_text, type_name

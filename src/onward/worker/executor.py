@@ -21,9 +21,9 @@ from functools import partial
 from typing import Any
 
 from onward.config import Settings
-from onward.current import Current
 from onward.job import Change, Job
 from onward.policy import Crashed, Outcome, Raised, Released, Returned, Stopped, TimedOut
+from onward.running import Current
 from onward.task import Task
 from onward.worker.board import FOREVER, Board
 from onward.worker.body import plain_error, run_async_body, run_body

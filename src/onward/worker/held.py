@@ -10,9 +10,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from onward.current import Current
 from onward.job import Job
 from onward.lifecycle import JobState
+from onward.running import Current
 from onward.task import Task
 
 

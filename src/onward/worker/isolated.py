@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from onward.app import Onward
-from onward.current import Current
 from onward.errors import UnknownTask
 from onward.policy import Outcome, Rejected
+from onward.running import Current
 from onward.worker.body import error_text, run_async_body, run_body
 from onward.worker.isolation import LENGTH, Cancel, Order, Run, frame
 from onward.worker.loading import load_app, point_at

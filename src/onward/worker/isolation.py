@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from onward.current import CancelToken
 from onward.job import Job
 from onward.policy import Crashed, Outcome
+from onward.running import CancelToken
 from onward.worker.body import plain_error
 
 
