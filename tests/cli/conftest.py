@@ -13,16 +13,16 @@ from tests.support.scene import Scene
 
 
 @pytest.fixture
-def scene(quick_database_url: str) -> Iterator[Scene]:
+def scene(ready_database_url: str) -> Iterator[Scene]:
     """An empty database with one worker of the queue `default`."""
-    with closing(open_database(quick_database_url)) as database:
+    with closing(open_database(ready_database_url)) as database:
         yield Scene(database)
 
 
 @pytest.fixture
-def shell(scene: Scene, quick_database_url: str) -> Shell:
+def shell(scene: Scene, ready_database_url: str) -> Shell:
     """`onward` on the database of `scene`, called in this process, with no terminal."""
-    return Shell(quick_database_url)
+    return Shell(ready_database_url)
 
 
 @pytest.fixture(autouse=True)

@@ -37,13 +37,19 @@ def test_operating_works(tmp_path: Path, postgres_database: str) -> None:
     assert "Traceback" not in result.output
 
 
+def test_performance_works(tmp_path: Path, postgres_database: str) -> None:
+    result = pages.run(ROOT / "docs/performance.md", tmp_path, postgres_database)
+    assert result.status == 0, result.output
+    assert "pick-up" in result.output
+
+
 def test_these_are_all_the_pages_with_commands() -> None:
     with_commands = {
         str(path.relative_to(ROOT))
         for path in pages.PAGES
         if any(not pages.is_for_checkout(line) for line in pages.commands(path))
     }
-    assert with_commands == {"README.md", "docs/operating.md"}
+    assert with_commands == {"README.md", "docs/operating.md", "docs/performance.md"}
 
 
 def test_the_first_job_is_eight_lines() -> None:
