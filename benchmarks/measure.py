@@ -106,21 +106,23 @@ def show(console: Console, lines: list[Line], title: str) -> None:
         table.add_row(
             each.mark,
             each.what,
-            f"{_number(each.value)} {each.unit}",
-            "" if each.spread is None else " – ".join(_number(end) for end in each.spread),
+            f"{shown_number(each.value)} {each.unit}",
+            "" if each.spread is None else " – ".join(shown_number(end) for end in each.spread),
             "" if each.ratio is None else f"{each.ratio:.2f}",
             each.to,
-            _target(each),
+            f"[{'green' if each.reached else 'red'}]{shown_target(each)}[/]",
         )
     console.print(table)
 
 
-def _target(each: Line) -> str:
+def shown_target(each: Line) -> str:
+    """The bound, and whether it is kept."""
     if each.reached is None:
         return ""
     bound = f"≥ {each.target:g}" if each.target is not None else f"≤ {each.most:g}"
-    return f"[green]{bound} reached[/]" if each.reached else f"[red]{bound} missed[/]"
+    return f"{bound} reached" if each.reached else f"{bound} missed"
 
 
-def _number(value: float) -> str:
+def shown_number(value: float) -> str:
+    """Three digits, or whole thousands."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"

@@ -110,9 +110,17 @@ def fresh(dialect: str) -> Iterator[Place]:
 
 
 def server() -> str:
-    """The PostgreSQL server to make databases on."""
+    """The PostgreSQL server to make databases on. One that was started for tests does not sync: it
+    is told to.
+    """
     if not _server:
-        _server.append(os.environ.get("BENCH_POSTGRES") or find_server())
+        url = os.environ.get("BENCH_POSTGRES") or find_server()
+        with psycopg.connect(url, autocommit=True) as link:
+            if link.execute("SHOW fsync").fetchone() == ("off",):
+                link.execute("ALTER SYSTEM SET fsync = on")
+                link.execute("ALTER SYSTEM SET full_page_writes = on")
+                link.execute("SELECT pg_reload_conf()")
+        _server.append(url)
     return _server[0]
 
 

@@ -1,0 +1,1 @@
+"""One program for each system, run in that system's own environment."""
