@@ -367,7 +367,7 @@ class PostgresDatabase:
     def _first_try(self, jobs: Sequence[NewJob]) -> bool:
         with self._slots, translated(self):
             connection = popped(self._idle) or self._connect_ready()
-            return self._on(connection, lambda: store.enqueue(jobs))
+            return self._on(connection, lambda: store.enqueue_ours(jobs))
 
     async def _aenqueue_now(self, jobs: Sequence[NewJob]) -> None:
         try:
@@ -383,7 +383,7 @@ class PostgresDatabase:
         async with side.slots:
             with translated(self):
                 connection = await side.take() or await self._aconnect_ready()
-                return await self._aon(side, connection, lambda: store.enqueue(jobs))
+                return await self._aon(side, connection, lambda: store.enqueue_ours(jobs))
 
     def notify(self) -> None:
         """Wake idle workers, apart from any write: a NOTIFY serialises the commits of those who do

@@ -121,10 +121,10 @@ class SqliteDatabase:
         return await asyncio.to_thread(lambda: self.read(op, *args, **kwargs))
 
     def enqueue(self, jobs: Sequence[NewJob]) -> None:
-        self._submit(lambda: store.enqueue(jobs), jobs).result()
+        self._submit(lambda: store.enqueue_ours(jobs), jobs).result()
 
     async def aenqueue(self, jobs: Sequence[NewJob]) -> None:
-        future = self._submit(lambda: store.enqueue(jobs), jobs)
+        future = self._submit(lambda: store.enqueue_ours(jobs), jobs)
         await asyncio.shield(asyncio.wrap_future(future))
 
     async def wakeup(self) -> SqliteWakeup:

@@ -17,8 +17,7 @@ SELECT n.id, n.task, n.queue, n.priority, 'queued', 1,
 FROM (SELECT value ->> 0 AS id, value ->> 1 AS task, value ->> 2 AS queue, value ->> 3 AS priority, value ->> 4 AS args,
              value ->> 5 AS max_attempts, value ->> 6 AS max_losses, value ->> 7 AS timeout, value ->> 8 AS run_at,
              value ->> 9 AS delay
-      FROM json_each(:jobs)) AS n;
-SELECT 0
+      FROM json_each(:jobs)) AS n
 -- postgres
 WITH born AS (
     INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
@@ -33,6 +32,24 @@ WITH born AS (
           FROM jsonb_array_elements(CAST(:jobs AS jsonb))) AS n
 )
 SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
+
+-- name: enqueue_one
+-- The same for one job, with plain parameters: planned and carried out in half the time.
+-- sqlite
+INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                        failures, losses, budget_from, timeout, args)
+VALUES (:id, :task, :queue, :priority, 'queued', 1,
+        max(onward.clock() + max(coalesce(:delay, 0), 0), coalesce(:run_at, 0)), onward.clock(),
+        :max_attempts, :max_losses, 0, 0, 1, :timeout, :args)
+-- postgres
+INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                        failures, losses, budget_from, timeout, args)
+VALUES (CAST(:id AS uuid), CAST(:task AS text), CAST(:queue AS text), CAST(:priority AS smallint), 'queued', 1,
+        greatest(onward.clock() + greatest(CAST(:delay AS float8), 0) * interval '1 second',
+                 to_timestamp(CAST(:run_at AS float8))), onward.clock(),
+        CAST(:max_attempts AS integer), CAST(:max_losses AS integer), 0, 0, 1, CAST(:timeout AS float8),
+        CAST(:args AS text))
+RETURNING EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
 
 -- name: enqueue_again
 -- Only the repeat of an enqueue whose answer was lost, or one with an id of the caller's, may meet itself. A job that has
