@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Most tests wait, for a disk or for a process, so there may be more of them than cores.
-PYTEST_ARGS ?= -n 4 --dist loadfile
+PYTEST_ARGS ?= -n 4 --dist worksteal
 
 BIN := $(VENV)/bin
 # One stamp per set of extras: an install runs again only when pyproject.toml has changed.
@@ -46,7 +46,7 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/mypy src $(wildcard tests/typing)
+	$(BIN)/mypy src benchmarks $(wildcard tests/typing)
 
 format: $(DEV_STAMP)
 	$(BIN)/ruff check --fix .

@@ -44,6 +44,12 @@ EXIT = {"stopped": 0, "empty": 0, "full": 75, "lost": 76}
 
 BAD_APP = 78
 
+SWITCH_SECONDS = 0.0005
+"""How long a thread holds the interpreter while another waits for it. SQLite's writer needs it back
+after each statement: with Python's own 5 ms, a transaction of six statements lost up to 30 ms
+beside a busy loop, and a drain a fifth of its speed.
+"""
+
 STOP, NOW = b"s", b"n"
 """What a supervisor says over the link: stop in order, stop at once."""
 
@@ -75,13 +81,6 @@ class Hello(Struct, frozen=True, kw_only=True):
     options: str
     settings: Settings
     backoffs: dict[str, Backoff]
-
-
-SWITCH_SECONDS = 0.0005
-"""How long a thread holds the interpreter while another waits for it. SQLite's writer needs it back
-after each statement: with Python's own 5 ms, a transaction of six statements lost up to 30 ms beside
-a busy loop, and a drain a fifth of its speed.
-"""
 
 
 def main() -> None:
