@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -94,3 +94,43 @@ def drawn(bars: list[Bar]) -> str:
             f"{bar.rate:,.0f}</text>",
         ]
     return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    """Fill the page and draw the chart from the two files of figures."""
+    ours = lines_of(FIGURES / "onward.json")
+    peers: dict[str, dict[str, Any]] = msgspec.json.decode((FIGURES / "peers.json").read_bytes())
+    page = fill_in(PAGE.read_text("utf-8"), "onward", table(ours))
+    parts: list[str] = []
+    for name, found in peers.items():
+        if "figures" in found:
+            lines = [Line(**each) for each in found["figures"]]
+            parts.append(f"**{name}.** {'; '.join(found['title'].splitlines())}\n\n{table(lines)}")
+        else:
+            parts.append(f"**{name}.** Not measured: {found['problem']}")
+    PAGE.write_text(fill_in(page, "peers", "\n\n".join(parts)), "utf-8")
+    CHART.write_text(drawn(sorted(bars(ours, peers), key=lambda bar: -bar.rate)), "utf-8")
+
+
+def bars(ours: list[Line], peers: dict[str, dict[str, Any]]) -> list[Bar]:
+    """One process's drain of each."""
+    found = [
+        Bar(f"Onward, {dialect}", each.value, ours=True)
+        for each in ours
+        for dialect in ("postgresql", "sqlite")
+        if dialect in each.what and "Onward, one process" in each.what
+    ]
+    for name, figures in peers.items():
+        lines = [Line(**each) for each in figures.get("figures", ())]
+        drains = [each for each in lines if is_rival_drain(each, name)]
+        found += [Bar(name, each.value, ours=False) for each in drains[:1]]
+    return found
+
+
+def is_rival_drain(each: Line, name: str) -> bool:
+    """Whether this is the drain of one process by the system itself."""
+    return "drain" in each.what and "one process" in each.what and name in each.what
+
+
+if __name__ == "__main__":
+    main()
