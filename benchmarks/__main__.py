@@ -63,6 +63,7 @@ def main(marks: tuple[str, ...], rounds: int, path: Path | None) -> None:
     missed = [line for line in lines if line.reached is False]
     console.print(f"{len(lines)} figures, {len(missed)} of them short of their target.")
     if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([line._asdict() for line in lines], indent=1))
 
 

@@ -53,6 +53,7 @@ def main(names: tuple[str, ...], rounds: int, jobs: int | None, path: Path | Non
     missed = [line for line in lines if line.reached is False]
     console.print(f"{len(lines)} figures, {len(missed)} of them short of their target.")
     if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(written, indent=1))
 
 
