@@ -21,6 +21,12 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     return Ledger(path)
 
 
+@pytest.fixture
+def database_url(ready_database_url: str) -> str:
+    """The URL of a database without a row; each test runs once on each kind."""
+    return ready_database_url
+
+
 Open = Callable[..., Onward]
 
 

@@ -22,7 +22,7 @@ from tests.support.workers import running
 @pytest.mark.parametrize(
     ("processes", "jobs", "due_in"),
     [
-        pytest.param(6, 2_000, 1.5, id="scaled"),
+        pytest.param(4, 1_000, 1.0, id="scaled"),
         pytest.param(16, 10_000, 6.0, id="as written", marks=pytest.mark.soak),
     ],
 )
@@ -47,7 +47,7 @@ def test_each_job_is_claimed_by_one_of_many_processes(
 @pytest.mark.parametrize(
     "jobs",
     [
-        pytest.param(600, id="scaled"),
+        pytest.param(300, id="scaled"),
         pytest.param(5_000, id="as written", marks=pytest.mark.soak),
     ],
 )

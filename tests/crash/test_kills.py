@@ -87,7 +87,7 @@ def mixture(chance: random.Random) -> list[Call[Any]]:
 @pytest.mark.parametrize(
     ("kills", "seed"),
     [
-        pytest.param(6, 1, id="scaled"),
+        pytest.param(3, 1, id="scaled"),
         pytest.param(150, 2, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
@@ -141,7 +141,7 @@ def test_jobs_of_a_killed_process_run_again_within_3_seconds(
 
 
 @pytest.mark.parametrize(
-    "database_url",
+    "ready_database_url",
     ["sqlite", pytest.param("postgres", marks=pytest.mark.soak)],
     indirect=True,
 )

@@ -102,7 +102,7 @@ WAITED = {
 
 @pytest.mark.parametrize(
     "others",
-    [pytest.param(120, id="scaled"), pytest.param(500, id="as written", marks=pytest.mark.soak)],
+    [pytest.param(100, id="scaled"), pytest.param(500, id="as written", marks=pytest.mark.soak)],
 )
 def test_a_recovered_job_keeps_its_place(
     open_app: Open, database_url: str, ledger: Ledger, others: int

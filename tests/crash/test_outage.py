@@ -4,19 +4,18 @@ jobs that run go on, what they come to is written when it can be, and nothing st
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import DEVNULL, Popen
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -27,9 +26,10 @@ from tests.crash.conftest import Open
 from tests.crash.field import BUSY, enqueue, wait_for_state, wait_until_begun, wait_until_over
 from tests.crash.wire import Wire
 from tests.support import history, postgres, tasks
+from tests.support.launch import Launched
 from tests.support.ledger import Ledger
 from tests.support.postgres import PrivatePostgres
-from tests.support.workers import LAUNCHER, ROOT, TARGET, alive, opened, running, wait_until
+from tests.support.workers import ROOT, TARGET, alive, opened, running, wait_until
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_a_worker_that_is_cut_off_stops_before_others_take_over(
 
 
 def test_a_server_without_free_connections_is_waited_for(
-    private_postgres: PrivatePostgres, ledger: Ledger
+    private_postgres: PrivatePostgres, ledger: Ledger, tmp_path: Path
 ) -> None:
     """Workers start while the server refuses connections: none ends, and none pretends to run. When
     there is room they register and work, with no more connections than they are said to need.
@@ -297,7 +297,10 @@ def test_a_server_without_free_connections_is_waited_for(
     app.close()
     with ExitStack() as stack:
         with hogged(url):
-            workers = [stack.enter_context(unready(url, number, ledger)) for number in range(3)]
+            workers = [
+                stack.enter_context(unready(url, number, ledger, tmp_path / f"log {number}"))
+                for number in range(3)
+            ]
             time.sleep(3.0)
             assert [worker.poll() for worker in workers] == [None] * 3
             assert ledger.read() == []
@@ -311,23 +314,17 @@ def test_a_server_without_free_connections_is_waited_for(
 
 
 @contextmanager
-def unready(url: str, number: int, ledger: Ledger) -> Iterator[Popen[bytes]]:
+def unready(url: str, number: int, ledger: Ledger, log: Path) -> Iterator[Launched]:
     """A supervisor, without a word to the database from here."""
     orders = {"target": TARGET, "processes": 1, "concurrency": 4, "name": f"worker {number}"}
     variables = {"ONWARD_URL": url, "ONWARD_LEDGER": str(ledger.path)}
-    process = Popen(
-        [sys.executable, "-c", LAUNCHER, json.dumps(orders)],
-        stdin=PIPE,
-        env=os.environ | variables,
-        cwd=ROOT,
-    )
+    process = Launched(orders, os.environ | variables, ROOT, log)
     try:
         yield process
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         process.wait(30)
-        assert process.stdin
-        process.stdin.close()
+        process.let_go()
 
 
 @contextmanager

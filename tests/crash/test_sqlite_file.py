@@ -46,7 +46,7 @@ print(json.dumps({"ids": ids, "took": took}))
 @pytest.mark.parametrize(
     ("processes", "enqueuers", "each"),
     [
-        pytest.param(5, 3, 200, id="scaled"),
+        pytest.param(4, 3, 150, id="scaled"),
         pytest.param(
             8, 4, 5_000, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(900)]
         ),

@@ -20,7 +20,7 @@ from tests.support.workers import ROOT
 @pytest.mark.parametrize(
     ("step", "offset"),
     [
-        pytest.param(6, 4, id="scaled to every sixth"),
+        pytest.param(9, 4, id="scaled to every ninth"),
         pytest.param(1, 1, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )

@@ -11,26 +11,21 @@ import pytest
 from onward import Onward
 from onward.task import AsyncTask, SyncTask
 from tests.front.shop import Address
-from tests.support import postgres
+from tests.support.turns import TurnDatabase
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres_url: str) -> Iterator[str]:
-    """The name of a migrated, empty database to copy: quicker than migrating each."""
-    url = postgres.create_database(postgres_url)
-    app = Onward(url)
-    app.database.migrate()
-    app.close()
-    yield postgres.database_name(url)
-    postgres.drop_database(postgres_url, url)
+def callers_turns(postgres_url: str) -> Iterator[TurnDatabase]:
+    """The database that these tests take turns with; callers have a table of their own in it."""
+    database = TurnDatabase(postgres_url, extra="note")
+    yield database
+    database.drop()
 
 
 @pytest.fixture
-def migrated_postgres(postgres_url: str, postgres_template: str) -> Iterator[str]:
-    """The URL of a fresh PostgreSQL database with the schema in it."""
-    url = postgres.create_database(postgres_url, template=postgres_template)
-    yield url
-    postgres.drop_database(postgres_url, url)
+def migrated_postgres(callers_turns: TurnDatabase) -> str:
+    """The URL of a PostgreSQL database with the schema, and not a row, in it."""
+    return callers_turns.emptied()
 
 
 @pytest.fixture

@@ -29,7 +29,16 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from onward import Handle, InvalidOption, JobNotFound, Onward, OnwardError, Settings, WaitRefused
+from onward import (
+    Handle,
+    InvalidOption,
+    JobNotFound,
+    Onward,
+    OnwardError,
+    Settings,
+    WaitRefused,
+    batch,
+)
 from onward.errors import DriverConflict, IdConflict, SchemaMissing
 from onward.task import SyncTask
 from tests.front.callers import ALL, POSTGRES, Caller
@@ -190,17 +199,29 @@ def test_transactions_follow_each_other_on_one_connection(shop: Shop) -> None:
     shop.play(scene)
 
 
-def test_many_jobs_in_one_transaction_are_all_or_nothing(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    ("jobs", "most_rows"),
+    [
+        pytest.param(550, 500, id="scaled"),
+        pytest.param(5_500, batch.MOST_ROWS, id="as written", marks=pytest.mark.soak),
+    ],
+)
+def test_many_jobs_in_one_transaction_are_all_or_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, jobs: int, most_rows: int
+) -> None:
+    """More than one statement takes."""
+    monkeypatch.setattr(batch, "MOST_ROWS", most_rows)
+
     async def scene(caller: Caller) -> None:
         task = shop.send.using(connection=caller.connection)
-        await caller.enqueue_many([task.call(n) for n in range(5_500)])
+        await caller.enqueue_many([task.call(n) for n in range(jobs)])
         await caller.finish("rollback")
         assert shop.queued() == 0
         await caller.start()
-        await caller.enqueue_many([task.call(n) for n in range(5_500)])
+        await caller.enqueue_many([task.call(n) for n in range(jobs)])
         assert shop.queued() == 0
         await caller.finish("commit")
-        assert shop.queued() == 5_500
+        assert shop.queued() == jobs
 
     shop.play(scene)
 

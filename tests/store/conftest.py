@@ -11,18 +11,13 @@ import pytest
 
 from onward.store.database import Database
 from onward.store.url import open_database
-from tests.support import postgres
+from tests.support import postgres, turns
 
 KINDS = ["apsw", "sqlite3", "postgres"]
 
 
-WIPE = """
-SET session_replication_role = replica;
-DELETE FROM onward.job;
-DELETE FROM onward.finished;
-DELETE FROM onward.attempt;
-DELETE FROM onward.refusal;
-DELETE FROM onward.worker;
+WIPE = f"""
+{turns.WIPE}
 CREATE OR REPLACE FUNCTION onward.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT now()';
 """
 
@@ -46,7 +41,7 @@ def wiped_postgres(shared_postgres: str) -> str:
     """
     with psycopg.connect(shared_postgres, autocommit=True) as connection:
         connection.execute("SET lock_timeout = '10s'")
-        connection.execute(WIPE)
+        connection.execute(WIPE.encode())
     return shared_postgres
 
 

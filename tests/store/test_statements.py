@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import apsw
@@ -170,6 +171,7 @@ def other_schema(shared_postgres: str) -> Iterator[psycopg.Connection]:
 # --- as the code uses them ------------------------------------------------------------------------
 
 
+@cache
 def names_in_code() -> set[str]:
     """The first argument of every `Statement(…)`, and of every `read(…)` of a named one."""
     found: set[str] = set()
@@ -216,6 +218,6 @@ def test_a_statement_that_is_written_twice_is_an_error(
     text = "-- name: now\n-- Why.\n-- both\nSELECT 1\n"
     (folder / "a.sql").write_text(text)
     (folder / "b.sql").write_text(text)
-    monkeypatch.setattr("onward.store.statements.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("onward.store.statements.__file__", str(tmp_path / "statements.py"))
     with pytest.raises(ValueError, match=r"b\.sql: the statement now is written twice"):
         twins.__wrapped__()

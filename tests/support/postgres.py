@@ -104,15 +104,10 @@ _numbers = itertools.count(1)
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
 
 
-def create_database(server_url: str, *, template: str | None = None) -> str:
-    """Create a database with a name that no other test run uses; return its URL.
-
-    `template` is the name of a database to copy (nobody may be connected to it).
-    """
+def create_database(server_url: str) -> str:
+    """Create a database with a name that no other test run uses; return its URL."""
     name = f"onward_test_{os.getpid()}_{_worker}_{next(_numbers)}"
     statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
-    if template is not None:
-        statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(statement)
     return database_url(server_url, name)
@@ -218,6 +213,11 @@ class PrivatePostgres:
     def running(self) -> bool:
         """Whether the server's process is there."""
         return self._guard is not None and self._guard.poll() is None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What `configure` has changed and not changed back."""
+        return dict(self._settings)
 
     @property
     def pid(self) -> int:

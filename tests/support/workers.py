@@ -22,14 +22,13 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from msgspec import Struct
 
@@ -40,6 +39,7 @@ from onward.store import store
 from onward.store.database import Database
 from onward.store.url import open_database
 from tests.support import tasks
+from tests.support.launch import Launched
 from tests.support.ledger import VARIABLE, Ledger
 
 T = TypeVar("T")
@@ -64,19 +64,6 @@ QUICK: dict[str, Any] = {
 
 RECOVERED_IN = 3.0 + 2 * 1.0 + 2
 """Within so many seconds of a worker's death its jobs are runnable again or dead: L + 2S + 2."""
-
-LAUNCHER = """
-import json, os, sys, threading
-from onward.worker import supervisor
-
-def watch():
-    while os.read(0, 100):
-        pass
-    os._exit(99)  # The test run is gone.
-
-threading.Thread(target=watch, daemon=True).start()
-sys.exit(supervisor.run(**json.loads(sys.argv[1])))
-"""
 
 CHILD = "onward.worker."
 """In the command line of every process that a worker starts."""
@@ -157,15 +144,7 @@ class RunningWorker:
         self.database = open_database(url)
         self._before = {worker.id for worker in workers(self.database)}
         self._log = Path(tempfile.mkstemp(prefix="onward-worker-", suffix=".log")[1])
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, json.dumps(orders)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | environment,
-                cwd=ROOT,
-            )
+        self.process = Launched(orders, os.environ | environment, ROOT, self._log)
 
     def __enter__(self) -> Self:
         return self
@@ -201,11 +180,10 @@ class RunningWorker:
 
     def pids(self) -> list[int]:
         """The worker processes that are registered, active or draining, and alive; oldest first."""
-        children = set(_children(self.supervisor_pid))
         return [
             worker.pid
             for worker in self.workers()
-            if worker.state in {"active", "draining"} and worker.pid in children
+            if worker.state in {"active", "draining"} and _parent(worker.pid) == self.supervisor_pid
         ]
 
     def isolated_pids(self) -> list[int]:
@@ -225,7 +203,7 @@ class RunningWorker:
             if not self.running:
                 raise AssertionError(f"the supervisor ended: {self.process.returncode}")
             with suppress(DatabaseError):
-                return len(self.pids()) >= self._wanted and self._let_go() >= self._wanted
+                return self._let_go() >= self._wanted and len(self.pids()) >= self._wanted
             return False
 
         wait_until(ready, seconds, what="all worker processes registered")
@@ -262,10 +240,8 @@ class RunningWorker:
 
     def close(self) -> None:
         """End everything that was started here."""
-        if self.process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
         self.kill()
+        self.process.let_go()
         self.database.close()
 
     def _orphans(self) -> list[int]:
@@ -331,11 +307,29 @@ def running(
 
 # --- Processes ---------------------------------------------------------------------------------
 
+PROC = Path("/proc")
+HAS_PROC = (PROC / "self/stat").exists()
+"""Linux. Tests look at processes many times a second, and a `ps` takes longer than a hundred of
+these looks: then the looking would be most of the work.
+"""
+
+
+class Process(NamedTuple):
+    """What the system says of a process; it may be a zombie."""
+
+    parent: int
+    state: str
+
 
 def alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
-    state = _ps("-o", "stat=", "-p", str(pid)).strip()
-    return bool(state) and not state.startswith("Z")
+    found = _look_at(pid)
+    return found is not None and not found.state.startswith("Z")
+
+
+def _parent(pid: int) -> int | None:
+    found = _look_at(pid)
+    return found.parent if found else None
 
 
 def _children(pid: int) -> list[int]:
@@ -357,11 +351,33 @@ def _descendants(pid: int) -> list[int]:
 
 def _table() -> list[tuple[int, int]]:
     """Every process with its parent."""
+    if HAS_PROC:
+        looks = ((int(path.name), _look_at(int(path.name))) for path in PROC.glob("[0-9]*"))
+        return [(pid, found.parent) for pid, found in looks if found]
     lines = _ps("-A", "-o", "pid=,ppid=").splitlines()
     return [(int(pid), int(parent)) for pid, parent in (line.split() for line in lines)]
 
 
+def _look_at(pid: int) -> Process | None:
+    if HAS_PROC:
+        try:
+            stat = (PROC / str(pid) / "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        state, parent, *_ = stat.rpartition(")")[2].split()
+    else:
+        words = _ps("-o", "stat=,ppid=", "-p", str(pid)).split()
+        if not words:
+            return None
+        state, parent = words
+    return Process(int(parent), state)
+
+
 def _command(pid: int) -> str:
+    if HAS_PROC:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            return (PROC / str(pid) / "cmdline").read_text(errors="replace").replace("\0", " ")
+        return ""
     return _ps("-o", "command=", "-p", str(pid))
 
 

@@ -9,15 +9,17 @@ import pytest
 
 from onward import Onward, Settings
 from onward.invariants import run_checks
+from onward.worker import lanes
 from tests.support import tasks
 from tests.support.ledger import VARIABLE, Ledger
 from tests.support.workers import QUICK, opened
 
 
 @pytest.fixture
-def app(quick_database_url: str) -> Iterator[Onward]:
+def app(ready_database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Onward]:
     """A fresh app without tasks, for workers embedded in this process."""
-    app = Onward(quick_database_url, settings=Settings(**QUICK))
+    monkeypatch.setattr(lanes, "CHEAP", tasks.CHEAP)
+    app = Onward(ready_database_url, settings=Settings(**QUICK))
     app.database.migrate()
     try:
         yield app
@@ -27,10 +29,10 @@ def app(quick_database_url: str) -> Iterator[Onward]:
 
 
 @pytest.fixture
-def shop(quick_database_url: str) -> Iterator[Onward]:
+def shop(ready_database_url: str) -> Iterator[Onward]:
     """The app of `tests/support/tasks.py`, for real worker processes."""
     try:
-        yield opened(quick_database_url)
+        yield opened(ready_database_url)
         check_promises(tasks.app)
     finally:
         tasks.app.close()

@@ -20,7 +20,7 @@ from tests.worker.history import ends, starts, wait_over
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(1_500, id="scaled"),
+        pytest.param(700, id="scaled"),
         pytest.param(15_000, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )

@@ -68,11 +68,15 @@ def test_nothing_is_claimed_after_the_signal(shop: Onward, ledger: Ledger) -> No
     assert {line["job"] for line in starts(ledger)} == {long.id}
 
 
-def test_a_full_queue_is_given_back_at_the_signal(shop: Onward, ledger: Ledger) -> None:
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(900, id="scaled"), pytest.param(2_000, id="as written", marks=pytest.mark.soak)],
+)
+def test_a_full_queue_is_given_back_at_the_signal(shop: Onward, ledger: Ledger, count: int) -> None:
     """What was claimed ahead and had not begun is queued again, free of charge; nothing is lost."""
-    jobs = shop.enqueue_many(tasks.nap.call(0.01) for _ in range(2_000))
+    jobs = shop.enqueue_many(tasks.nap.call(0.01) for _ in range(count))
     with running(shop.url, concurrency=4, grace=30) as worker:
-        wait_until(lambda: len(starts(ledger)) > 200)
+        wait_until(lambda: len(starts(ledger)) > 100)
         worker.terminate()
         assert worker.wait(20) == 0
     counts = shop.counts()
@@ -192,7 +196,7 @@ def stop_at_random(url: str, ledger: Ledger, chance: random.Random, count: int) 
 @pytest.mark.parametrize(
     ("count", "times"),
     [
-        pytest.param(100, 3, id="scaled"),
+        pytest.param(100, 2, id="scaled"),
         pytest.param(200, 100, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
@@ -205,12 +209,16 @@ def test_outcomes_in_the_buffer_are_stored(
         stop_at_random(shop.url, ledger, chance, count)
 
 
-def test_a_signal_at_any_moment_of_the_start_ends_the_worker(shop: Onward) -> None:
+@pytest.mark.parametrize(
+    "times",
+    [pytest.param(3, id="scaled"), pytest.param(30, id="as written", marks=pytest.mark.soak)],
+)
+def test_a_signal_at_any_moment_of_the_start_ends_the_worker(shop: Onward, times: int) -> None:
     """Before the app is loaded, before the worker is registered, just after: it ends soon, with
     status 0, and leaves no process and no live worker behind.
     """
     chance = random.Random(os.getpid())
-    for _ in range(6):
+    for _ in range(times):
         with running(shop.url, processes=2, grace=30, ready=False) as worker:
             wait_until(lambda: started(worker))
             time.sleep(chance.uniform(0, 0.5))

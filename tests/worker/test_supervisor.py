@@ -92,6 +92,7 @@ def test_an_isolated_process_that_died_while_idle_harms_nobody(
         (pid,) = worker.isolated_pids()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not alive(pid))
+        time.sleep(0.3)  # Until its worker, too, can know.
         job = tasks.isolated_nap.enqueue(0)
         assert job.wait(20) == "rested"
     assert ends(job) == ["succeeded"]

@@ -98,7 +98,7 @@ def test_a_body_in_a_thread_that_looks_is_not_abandoned(app: Onward) -> None:
 def test_a_process_of_its_own_is_killed_on_time(shop: Onward, ledger: Ledger) -> None:
     """It computes and looks at nothing; it is gone, and its retry gets another process."""
     with shop.worker():
-        job = tasks.isolated_spin.using(timeout=1.5, max_attempts=2).enqueue(60)
+        job = tasks.isolated_spin.using(timeout=3.0, max_attempts=2).enqueue(60)
         wait_for(job, "dead", seconds=20)
     assert ends(job) == ["failed: timeout"] * 2
     assert [attempt.abandoned for attempt in job.attempts()] == [False, False]
