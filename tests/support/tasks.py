@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from onward import Backoff, Onward, Settings, current
-from onward.worker import lanes
 from tests.support.ledger import VARIABLE, Ledger
 
 SETTINGS_VARIABLE = "ONWARD_TEST_SETTINGS"
@@ -25,14 +24,6 @@ SETTINGS_VARIABLE = "ONWARD_TEST_SETTINGS"
 SOON = Backoff(base=0.05, factor=1, jitter=0)
 
 app = Onward(settings=Settings(**json.loads(os.environ.get(SETTINGS_VARIABLE, "{}"))))
-
-CHEAP = 0.25
-"""What a full look may cost, in seconds, before a worker spares them: where four tests share two
-cores it seems expensive all the time, and everybody would wait.
-"""
-
-if SETTINGS_VARIABLE in os.environ:  # In a worker process of a test's.
-    lanes.CHEAP = CHEAP
 
 
 def note(event: str, **fields: Any) -> None:

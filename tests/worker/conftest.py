@@ -9,16 +9,14 @@ import pytest
 
 from onward import Onward, Settings
 from onward.invariants import run_checks
-from onward.worker import lanes
 from tests.support import tasks
 from tests.support.ledger import VARIABLE, Ledger
 from tests.support.workers import QUICK, opened
 
 
 @pytest.fixture
-def app(ready_database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Onward]:
+def app(ready_database_url: str) -> Iterator[Onward]:
     """A fresh app without tasks, for workers embedded in this process."""
-    monkeypatch.setattr(lanes, "CHEAP", tasks.CHEAP)
     app = Onward(ready_database_url, settings=Settings(**QUICK))
     app.database.migrate()
     try:
