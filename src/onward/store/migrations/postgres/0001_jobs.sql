@@ -61,8 +61,8 @@ CREATE TABLE onward.job (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- The claim's index: queue, then the highest priority, then the oldest due. `task` is last so that jobs of tasks that a
--- worker does not know are passed over inside the index.
+-- The claim's index: queue, then the highest priority, then the oldest due. `task` is last, as on SQLite; PostgreSQL looks
+-- at the rows of tasks that a worker does not know all the same, once each full look.
 CREATE INDEX job_due ON onward.job (queue, priority DESC, run_at, id, task) WHERE state = 'queued';
 CREATE INDEX job_owned ON onward.job (worker, state) WHERE worker IS NOT NULL;
 CREATE INDEX job_dead ON onward.job (id) WHERE state = 'dead';
