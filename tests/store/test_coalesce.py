@@ -20,7 +20,8 @@ from onward.job import Change, Job, NewJob
 from onward.store import coalesce, store
 from onward.store.coalesce import AsyncCoalescer, Coalescer
 from onward.store.database import Database, Duplicate, Refused
-from onward.store.sqlite import MOST_PER_COMMIT, SqliteDatabase
+from onward.store.sqlite import SqliteDatabase
+from onward.store.sqlite_writer import MOST_PER_COMMIT, Work
 from onward.store.statements import Op, Statement
 from tests.store.builders import (
     DATABASE_ERRORS,
@@ -384,12 +385,25 @@ def together(database: Database, *operations: Callable[[], Op[Any]]) -> list[Fut
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(database.run, wait)
         assert busy.wait(5)
-        futures = [database._submit(operation) for operation in operations]
+        futures = [_submitted(database, operation) for operation in operations]
         go_on.set()
         first.result(5)
     for future in futures:
         future.exception(10)
     return futures
+
+
+def _submitted(database: SqliteDatabase, operation: Callable[[], Op[Any]]) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def tell(answer: Any) -> None:
+        if isinstance(answer, BaseException):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    database._writer.submit(Work(operation, tell))
+    return future
 
 
 def test_one_refused_operation_of_a_commit_does_not_fail_its_neighbours(sqlite: Database) -> None:
@@ -483,3 +497,33 @@ def test_closing_while_others_write_loses_nothing_and_hangs_nobody(
     assert not any(thread.is_alive() for thread in threads)
     assert sqlite.read(store.counts)["queued"] == len(written)
     assert written
+
+
+def test_a_plain_caller_who_finds_nobody_writing_writes_in_its_own_thread(
+    sqlite: Database,
+) -> None:
+    """To be woken twice would cost a third of a commit; a loop never writes itself."""
+    writers: list[str] = []
+
+    def note() -> Op[None]:
+        writers.append(threading.current_thread().name)
+        yield Statement("now", {})
+
+    sqlite.run(note)
+    asyncio.run(sqlite.arun(note))
+    assert writers == [threading.current_thread().name, "onward-sqlite"]
+
+
+def test_an_interrupted_caller_leaves_nothing_half_written(sqlite: Database) -> None:
+    """Ctrl-C comes between two statements: nothing of them is there, and the next write works."""
+    job = new_job()
+
+    def interrupted() -> Op[None]:
+        yield Statement("enqueue", {"jobs": store.dumps([job])}, alone=False)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sqlite.run(interrupted)
+    assert sqlite.read(store.counts)["queued"] == 0
+    sqlite.enqueue([job])
+    assert sqlite.read(store.counts)["queued"] == 1

@@ -1,5 +1,4 @@
-"""SQLite: one thread owns the one writing connection; whatever was asked meanwhile shares its next
-commit.
+"""SQLite: one connection that writes, one that reads, and what others hear of it.
 
 In:  operations from any thread or loop.
 Out: their answers, after the commit (WAL, `synchronous=FULL`).
@@ -15,24 +14,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.store import store
+from onward.store.coalesce import AsyncCoalescer
 from onward.store.database import Again, Duplicate, Refused
 from onward.store.migrate import check_version, missing, newest
 from onward.store.sqlite_driver import BUSY, SAME_KEY, Connection, Driver, kind, meaning
 from onward.store.sqlite_place import check_mode, check_place
 from onward.store.sqlite_wakeup import SqliteWakeup
-from onward.store.statements import Op, Rows, Statement, sqlite_text
+from onward.store.sqlite_writer import SqliteWriter, Work, carry_out
+from onward.store.statements import Op
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -42,23 +41,8 @@ BUSY_SECONDS = 10.0
 unavailable.
 """
 
-MOST_PER_COMMIT = 256
-
-MOST_JOINED = 1_000
-"""How many jobs of different callers are written by one statement."""
-
 REPEATS = 50
 """How often an operation is repeated that meets a world which has just moved on."""
-
-
-class Work(NamedTuple):
-    """An operation for the writer. `jobs`: it enqueues these and does nothing else, so it can be
-    joined with others of its kind.
-    """
-
-    make: Callable[[], Op[Any]]
-    future: Future[Any]
-    jobs: Sequence[NewJob] | None = None
 
 
 class SqliteDatabase:
@@ -80,12 +64,13 @@ class SqliteDatabase:
         self.shown_url = f"sqlite:///{path}"
         self.clock: Callable[[], float] = time.time
         self._synchronous = synchronous
-        self._moment: float | None = None
-        self._lock = threading.Lock()
-        self._todo: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._writer = SqliteWriter(self)
+        self._sides: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, AsyncCoalescer[NewJob]
+        ] = weakref.WeakKeyDictionary()
         self._reading = threading.Lock()
         self._reader: Connection | None = None
+        self._lock = threading.Lock()
         self._wakeups: weakref.WeakSet[SqliteWakeup] = weakref.WeakSet()
         self._asleep: list[SqliteWakeup] = []
         _living.add(self)
@@ -95,15 +80,14 @@ class SqliteDatabase:
     def run(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         for repeat in range(REPEATS):
             with contextlib.suppress(Again):
-                return self._submit(lambda: op(*args, **kwargs)).result()
+                return self._write(lambda: op(*args, **kwargs))
             time.sleep(0.001 * repeat)
         raise self._restless()
 
     async def arun(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         for repeat in range(REPEATS):
-            future = self._submit(lambda: op(*args, **kwargs))
             with contextlib.suppress(Again):
-                return await asyncio.shield(asyncio.wrap_future(future))
+                return await self._awrite(lambda: op(*args, **kwargs))
             await asyncio.sleep(0.001 * repeat)
         raise self._restless()
 
@@ -112,7 +96,7 @@ class SqliteDatabase:
             if self._reader is None:
                 self._reader = self.open_ready()
             try:
-                return _carry_out(self._reader, op(*args, **kwargs))
+                return carry_out(self._reader, op(*args, **kwargs))
             except self.driver.errors as error:
                 self._stop_reader()
                 raise self.translate(error) from error
@@ -121,11 +105,14 @@ class SqliteDatabase:
         return await asyncio.to_thread(lambda: self.read(op, *args, **kwargs))
 
     def enqueue(self, jobs: Sequence[NewJob]) -> None:
-        self._submit(lambda: store.enqueue_ours(jobs), jobs).result()
+        self._write(lambda: store.enqueue_ours(jobs), jobs)
 
     async def aenqueue(self, jobs: Sequence[NewJob]) -> None:
-        future = self._submit(lambda: store.enqueue_ours(jobs), jobs)
-        await asyncio.shield(asyncio.wrap_future(future))
+        loop = asyncio.get_running_loop()
+        side = self._sides.get(loop)
+        if side is None:
+            side = self._sides[loop] = AsyncCoalescer(self._aenqueue_now)
+        await side.write(jobs)
 
     async def wakeup(self) -> SqliteWakeup:
         wakeup = SqliteWakeup(self)
@@ -162,8 +149,8 @@ class SqliteDatabase:
             self.path.with_name(self.path.name + end).unlink(missing_ok=True)
 
     def close(self) -> None:
-        with self._lock:
-            self._stop_writer()
+        self._writer.pause()
+        self._writer.resume()
         with self._reading:
             self._stop_reader()
 
@@ -173,119 +160,47 @@ class SqliteDatabase:
     async def close_loop(self) -> None:
         """Connections here belong to no loop."""
 
-    # --- the writer -------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
-    def _submit(self, make: Callable[[], Op[T]], jobs: Sequence[NewJob] | None = None) -> Future[T]:
-        future: Future[T] = Future()
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._write, args=(self._todo,), name="onward-sqlite", daemon=True
-                )
-                self._thread.start()
-            self._todo.put(Work(make, future, jobs))
-        return future
+    def _write(self, make: Callable[[], Op[T]], jobs: Sequence[NewJob] | None = None) -> T:
+        """Write in this thread if nobody else writes; else together with the next."""
+        answers: list[Any] = []
+        if not self._writer.write(Work(make, answers.append, jobs)):
+            told = threading.Event()
 
-    def _stop_writer(self) -> None:
-        """Under the lock, so that nobody starts the next writer while this one does what it has
-        been given.
-        """
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._todo.put(None)
-            thread.join()
+            def tell(answer: Any) -> None:
+                answers.append(answer)
+                told.set()
 
-    def _stop_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _write(self, todo: queue.SimpleQueue[Work | None]) -> None:
-        """The writer thread: take what there is, write it in one transaction, answer."""
-        connection: Connection | None = None
-        ended = False
-        while not ended:
-            batch, ended = _take(todo)
-            try:
-                connection = connection or self.open_ready(self._writing_now)
-                self._commit(connection, batch)
-            except BaseException as error:
-                connection = self._give_up(connection, batch, error)
-        if connection is not None:
-            connection.close()
-
-    def _commit(self, connection: Connection, batch: list[Work]) -> None:
-        self._moment = None
-        connection.rows("BEGIN IMMEDIATE")
-        self._moment = self.clock()
-        among = len(batch) > 1
-        joined = self._join(connection, [work for work in batch if work.jobs is not None])
-        answers = [
-            False
-            if joined and work.jobs is not None
-            else self._attempt(connection, work.make, among)
-            for work in batch
-        ]
-        if not among and isinstance(answers[0], BaseException):
-            connection.rows("ROLLBACK")
-        else:
-            connection.rows("COMMIT")
-        for work, answer in zip(batch, answers, strict=True):
-            _answer(work.future, answer)
-
-    def _join(self, connection: Connection, works: list[Work]) -> bool:
-        """Write several enqueues as one; returns whether they are written: not if one is bad."""
-        jobs = [job for work in works for job in work.jobs or ()]
-        if len(works) < 2 or len(jobs) > MOST_JOINED:
-            return False
-        answer = self._attempt(connection, lambda: store.enqueue(jobs), among=True)
-        return not isinstance(answer, BaseException)
-
-    def _attempt(self, connection: Connection, make: Callable[[], Op[T]], among: bool) -> Any:
-        """Run one operation; its error is its answer, unless the database itself is in trouble."""
-        if among:
-            connection.rows("SAVEPOINT op")
-        try:
-            answer: Any = _carry_out(connection, make())
-        except Exception as error:
-            if self._in_trouble(error):
-                raise
-            answer = self.translate(error)
-            if among:
-                connection.rows("ROLLBACK TO op")
-        if among:
-            connection.rows("RELEASE op")
+            self._writer.submit(Work(make, tell, jobs))
+            told.wait()
+        answer: T = _taken(answers[0])
         return answer
 
-    def _in_trouble(self, error: Exception) -> bool:
-        """Whether an error is about the database, and not about one operation."""
-        return isinstance(error, self.driver.errors) and not isinstance(
-            error, self.driver.constraint
-        )
+    async def _awrite(self, make: Callable[[], Op[T]], jobs: Sequence[NewJob] | None = None) -> T:
+        """A caller that is cancelled leaves its operation to be written."""
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[Any] = loop.create_future()
 
-    def _give_up(
-        self, connection: Connection | None, batch: list[Work], error: BaseException
-    ) -> Connection | None:
-        """The transaction failed as a whole: nothing of it took. Everyone is told, and the
-        connection is opened anew.
-        """
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.rows("ROLLBACK")
-            with contextlib.suppress(Exception):
-                connection.close()
-        for work in batch:
-            _answer(work.future, self.translate(error))
-        return None
+        def tell(answer: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
+                loop.call_soon_threadsafe(_tell, told, answer)
+
+        self._writer.submit(Work(make, tell, jobs))
+        answer: T = _taken(await told)
+        return answer
+
+    async def _aenqueue_now(self, jobs: Sequence[NewJob]) -> None:
+        await self._awrite(lambda: store.enqueue_ours(jobs), jobs)
 
     # --- a fork -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
         """Close every connection, and let none be opened before `resume`."""
-        self._lock.acquire()
-        self._stop_writer()
+        self._writer.pause()
         self._reading.acquire()
         self._stop_reader()
+        self._lock.acquire()
         self._asleep = list(self._wakeups)
         for wakeup in self._asleep:
             wakeup.pause()
@@ -294,8 +209,14 @@ class SqliteDatabase:
         """Connections are opened again when they are next needed."""
         while self._asleep:
             self._asleep.pop().resume()
-        self._reading.release()
         self._lock.release()
+        self._reading.release()
+        self._writer.resume()
+
+    def _stop_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -357,12 +278,6 @@ class SqliteDatabase:
     def _now(self) -> float:
         return self.clock()
 
-    def _writing_now(self) -> float:
-        """The writer's time stands still while a transaction lasts, as PostgreSQL's does: what it
-        writes is one moment.
-        """
-        return self.clock() if self._moment is None else self._moment
-
     def _migrate(self, connection: Connection) -> list[str]:
         connection.rows("BEGIN IMMEDIATE")
         try:
@@ -400,47 +315,15 @@ class SqliteDatabase:
         return error
 
 
-def _carry_out(connection: Connection, op: Op[T]) -> T:
-    """Drive an operation: run each statement that it yields and send it the rows."""
-    rows: Rows | None = None
-    while True:
-        try:
-            statement = next(op) if rows is None else op.send(rows)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        rows = _rows(connection, statement)
-
-
-def _rows(connection: Connection, statement: Statement) -> Rows:
-    rows: Rows = []
-    for step in sqlite_text(statement.name):
-        rows = connection.rows(step, statement.params)
-    return rows
-
-
-def _take(todo: queue.SimpleQueue[Work | None]) -> tuple[list[Work], bool]:
-    """All work that is there, at least one piece; and whether the end was among it."""
-    batch: list[Work] = []
-    item = todo.get()
-    while item is not None:
-        batch.append(item)
-        if len(batch) == MOST_PER_COMMIT:
-            return batch, False
-        try:
-            item = todo.get_nowait()
-        except queue.Empty:
-            return batch, False
-    return batch, True
-
-
-def _answer(future: Future[Any], answer: Any) -> None:
-    if future.cancelled():
-        return
+def _taken(answer: Any) -> Any:
     if isinstance(answer, BaseException):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
+        raise answer
+    return answer
+
+
+def _tell(told: asyncio.Future[Any], answer: Any) -> None:
+    if not told.done():
+        told.set_result(answer)
 
 
 def _version(connection: Connection) -> int:
