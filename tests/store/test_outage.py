@@ -560,6 +560,9 @@ def level(request: pytest.FixtureRequest, wiped_postgres: str) -> Iterator[str]:
         dba.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation".encode())
 
 
+FIRST_TRY = b"onward.enqueue("
+"""How one job is written, the first time."""
+
 COMMIT = b"COMMIT\0"
 """As it is sent, and not as part of READ COMMITTED."""
 
@@ -574,21 +577,29 @@ def enqueue_on(database: PostgresDatabase, how: str, jobs: list[NewJob]) -> None
 @pytest.mark.parametrize("how", ["thread", "loop"])
 @pytest.mark.parametrize("warmed", [False, True], ids=["fresh", "pooled"])
 @pytest.mark.parametrize("lost", ["the answer", "the request"])
+@pytest.mark.parametrize("count", [1, 2])
 def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
-    proxy: Proxy, behind: PostgresDatabase, level: str, how: str, warmed: bool, lost: str
+    proxy: Proxy,
+    behind: PostgresDatabase,
+    level: str,
+    how: str,
+    warmed: bool,
+    lost: str,
+    count: int,
 ) -> None:
     """The connection is cut after the commit, or before the statement: the repeat meets itself, or
     is the first.
     """
     if warmed:
         behind.read(store.now)
-    decisive = b"INSERT INTO onward.job" if level == "read committed" else COMMIT
+    decisive = FIRST_TRY if count == 1 else b"INSERT INTO onward.job"
+    decisive = decisive if level == "read committed" else COMMIT
     arm = proxy.lose_answer if lost == "the answer" else proxy.lose_request
     arm(decisive)
-    jobs = [new_job(), new_job()]
+    jobs = [new_job() for _ in range(count)]
     enqueue_on(behind, how, jobs)
     assert proxy.lost
-    assert behind.read(store.counts)["queued"] == 2
+    assert behind.read(store.counts)["queued"] == count
     assert {state_of(behind, job.id) for job in jobs} == {JobState.QUEUED}
 
 
@@ -598,7 +609,8 @@ def test_an_enqueue_whose_repeat_is_lost_too_says_that_nothing_is_known(
 ) -> None:
     """Then the caller may try again with the same id, and there is still one job."""
     behind.read(store.now)
-    proxy.lose_answer(b"INSERT INTO onward.job", times=4)
+    for request in (FIRST_TRY, b"INSERT INTO onward.job"):
+        proxy.lose_answer(request, times=4)
     job = new_job()
     with pytest.raises(DatabaseUnavailable):
         enqueue_on(behind, how, [job])

@@ -22,7 +22,8 @@ MOST_PER_WRITE = 1_000
 
 
 class Coalescer(Generic[T]):
-    """For threads: the first to get the lock writes for all who wait.
+    """For threads: the first to get the lock writes for all who wait; who finds it free and nobody
+    waiting has only its own to write.
 
     Args:
         write: writes a batch durably, or raises.
@@ -35,6 +36,11 @@ class Coalescer(Generic[T]):
 
     def write(self, items: Sequence[T]) -> None:
         """Write the items; returns when they are durable."""
+        if not self._waiting and self._lock.acquire(blocking=False):
+            try:
+                return self._write(items)
+            finally:
+                self._lock.release()
         done: Future[None] = Future()
         self._waiting.append((items, done))
         with self._lock:

@@ -34,7 +34,7 @@ WITH born AS (
 SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
 
 -- name: enqueue_one
--- The same for one job, with plain parameters: planned and carried out in half the time.
+-- The same for one job, with plain parameters. On PostgreSQL it is a function in the schema: see there.
 -- sqlite
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                         failures, losses, budget_from, timeout, args)
@@ -42,14 +42,8 @@ VALUES (:id, :task, :queue, :priority, 'queued', 1,
         max(onward.clock() + max(coalesce(:delay, 0), 0), coalesce(:run_at, 0)), onward.clock(),
         :max_attempts, :max_losses, 0, 0, 1, :timeout, :args)
 -- postgres
-INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
-                        failures, losses, budget_from, timeout, args)
-VALUES (CAST(:id AS uuid), CAST(:task AS text), CAST(:queue AS text), CAST(:priority AS smallint), 'queued', 1,
-        greatest(onward.clock() + greatest(CAST(:delay AS float8), 0) * interval '1 second',
-                 to_timestamp(CAST(:run_at AS float8))), onward.clock(),
-        CAST(:max_attempts AS integer), CAST(:max_losses AS integer), 0, 0, 1, CAST(:timeout AS float8),
-        CAST(:args AS text))
-RETURNING EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
+SELECT onward.enqueue(CAST(:id AS uuid), :task, :queue, CAST(:priority AS smallint), :args, CAST(:max_attempts AS integer),
+                      CAST(:max_losses AS integer), CAST(:timeout AS float8), CAST(:run_at AS float8), CAST(:delay AS float8))
 
 -- name: enqueue_again
 -- Only the repeat of an enqueue whose answer was lost, or one with an id of the caller's, may meet itself. A job that has

@@ -67,6 +67,19 @@ CREATE INDEX job_due ON onward.job (queue, priority DESC, run_at, id, task) WHER
 CREATE INDEX job_owned ON onward.job (worker, state) WHERE worker IS NOT NULL;
 CREATE INDEX job_dead ON onward.job (id) WHERE state = 'dead';
 
+-- One new job: what `enqueue` in the statements does for many. A function, because its plans are kept by the session: to
+-- parse and to plan the INSERT takes as long as the INSERT, and a prepared statement does not pass through every pooler.
+CREATE FUNCTION onward.enqueue(id uuid, task text, queue text, priority smallint, args text, max_attempts integer,
+    max_losses integer, timeout float8, run_at float8, delay float8) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                            failures, losses, budget_from, timeout, args)
+    VALUES ($1, $2, $3, $4, 'queued', 1,
+            greatest(onward.clock() + greatest($10, 0) * interval '1 second', to_timestamp($9)), onward.clock(),
+            $6, $7, 0, 0, 1, $8, $5);
+    RETURN EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle);
+END $$;
+
 -- The cold table holds what is over. A row is the job together with its last attempt; it is written in the statement that
 -- ends the job, and never updated. `ended_from` and `event` name the last move.
 CREATE TABLE onward.finished (
