@@ -102,6 +102,7 @@ DOORS: dict[str, dict[str, str]] = {
         "time.sleep": "a pause before a statement is repeated",
         "asyncio.sleep": "the same for async code, and before LISTEN is tried again",
     },
+    "onward.worker.claimer": {"asyncio.sleep": "a turn for the jobs that were just claimed"},
     "onward.worker.aftermath": {"random": "the chance that jitter takes"},
     "onward.worker.finisher": {
         "random": "the chance that jitter takes",
