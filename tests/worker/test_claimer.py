@@ -13,17 +13,20 @@ from tests.store.builders import register
 
 
 class Watched:
-    """A database that notes when somebody looks for lanes."""
+    """A database that notes when somebody looks for lanes, and says when it was done twice."""
 
     def __init__(self, database: Any, notes: list[str]) -> None:
         self._database = database
         self._notes = notes
+        self.twice = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._database, name)
 
     async def aread(self, op: Any, *args: Any) -> Any:
         if op is store.lanes:
+            if "look" in self._notes:
+                self.twice.set()
             self._notes.append("look")
         return await self._database.aread(op, *args)
 
@@ -48,8 +51,9 @@ def test_what_was_claimed_begins_before_the_next_look(app: Onward) -> None:
         def start(jobs: list[Job]) -> None:
             bodies.extend(asyncio.get_running_loop().create_task(body()) for _ in jobs)
 
+        watched = Watched(database, notes)
         claimer = Claimer(
-            Watched(database, notes),  # type: ignore[arg-type]
+            watched,  # type: ignore[arg-type]
             worker,
             [lone.name],
             {"default": None},
@@ -60,8 +64,7 @@ def test_what_was_claimed_begins_before_the_next_look(app: Onward) -> None:
         )
         running = asyncio.create_task(claimer.run())
         async with asyncio.timeout(10):
-            while notes.count("look") < 2:
-                await asyncio.sleep(0.001)
+            await watched.twice.wait()
         claimer.stop()
         await running
         await database.close_loop()

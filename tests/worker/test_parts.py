@@ -84,24 +84,40 @@ def test_a_claim_goes_on_where_the_last_one_ended() -> None:
     lanes = Lanes()
     lanes.looked([Lane("a", 0, -1)], 100.0)
     assert lanes.order() == [(("a", 0), START)]
-    assert not lanes.want_look(100.5)
+    assert not lanes.want_look(100.03)
     last = claimed(7.0)
     lanes.claimed(("a", 0), [claimed(6.0), last], 2)
     assert lanes.order() == [(("a", 0), (7.0, last.job.id))]
     lanes.claimed(("a", 0), [claimed(8.0)], 2)
     assert lanes.empty
-    assert lanes.want_look(100.5)
+    assert lanes.want_look(100.03)
 
 
 def test_a_full_look_comes_at_least_every_second() -> None:
     """And at once after something may have landed behind the place."""
     lanes = Lanes()
     assert lanes.want_look(0.0)
-    lanes.looked([], 100.0)
+    lanes.looked([Lane("a", 0, -1)], 100.0)
+    lanes.claimed(("a", 0), [claimed(6.0)] * 50, 50)
     assert not lanes.want_look(100.9)
     assert lanes.want_look(101.0)
     lanes.spoil()
     assert lanes.want_look(100.1)
+
+
+def test_a_worker_of_slow_jobs_looks_more_often() -> None:
+    """So that a recovered job does not wait for a second behind lower priorities; but an expensive
+    look is still a small share of the time.
+    """
+    lanes = Lanes()
+    lanes.looked([Lane("a", 0, -1)], 100.0)
+    lanes.claimed(("a", 0), [claimed(6.0)], 1)
+    assert not lanes.want_look(100.03)
+    assert lanes.want_look(100.05)
+    lanes.cost(0.01)
+    lanes.cost(0.01)
+    assert not lanes.want_look(100.15)
+    assert lanes.want_look(100.25)
 
 
 def test_expensive_looks_take_a_small_share_of_the_time() -> None:

@@ -142,6 +142,7 @@ class Claimer:
         if full:
             self._hinted = False
             self._lanes.looked(await self._database.aread(store.lanes, list(self._queues)), began)
+        looked = time.monotonic()
         got = 0
         for lane, after in self._lanes.order():
             asked = min(room - got, self._limit(lane[0]))
@@ -149,11 +150,12 @@ class Claimer:
                 got += await self._claim_lane(lane, after, asked)
             if got >= room:
                 break
+        if full:
+            self._lanes.cost((looked if got else time.monotonic()) - began)
         if got:
             self.empty_looks = 0
         elif full:
             self.empty_looks += 1
-            self._lanes.cost(time.monotonic() - began)
             await self._tell_unknown()
         return got
 

@@ -3,7 +3,9 @@
 The claim goes on where the last one ended, because the entries before that place are dead weight
 while a long transaction holds back vacuum. What can land behind the place (late commits, retries,
 released and recovered jobs, rows that were locked) is found by a full look: after a short claim, on
-every wake-up, and at least every max(1 s, 20 x what a full look costs), 3 s at most.
+every wake-up, and at least every max(1 s, 20 x what a full look costs), 3 s at most. A worker that
+claims only a few jobs between two looks makes them more often, so that what was recovered or
+retried keeps its place among slow jobs.
 """
 
 from __future__ import annotations
@@ -16,6 +18,12 @@ START = (0.0, FIRST_ID)
 
 LEAST_GAP = 1.0
 COST_FACTOR = 20.0
+
+FEW = 20
+SLOW_GAP = 0.04
+"""As long as no more than so many jobs were claimed since the last look, the next one comes after
+so many seconds: less than the jobs that are worth it take.
+"""
 
 MOST_GAP = 3.0
 """A look is never put off for longer, whatever it seems to cost: a busy machine or a blocked loop
@@ -38,6 +46,7 @@ class Lanes:
         self._cost = 0.0
         self._last_cost = 0.0
         self._stale = True
+        self._since_look = 0
         self.next_due = float("inf")
 
     def want_look(self, now: float) -> bool:
@@ -47,7 +56,7 @@ class Lanes:
     @property
     def gap(self) -> float:
         """The longest time between two full looks: a due job is claimed within it."""
-        return max(LEAST_GAP, self._rest)
+        return max(SLOW_GAP if self._since_look <= FEW else LEAST_GAP, self._rest)
 
     def may_look(self, now: float, *, hinted: bool = False) -> bool:
         """Whether a full look may be made now, so that expensive ones take a small share of the
@@ -75,6 +84,7 @@ class Lanes:
             (lane.due_in for lane in lanes if lane.due_in > 0), default=float("inf")
         )
         self._looked = now
+        self._since_look = 0
         self._stale = False
 
     def _rank(self, queue: str, queues: Sequence[str]) -> int:
@@ -82,8 +92,8 @@ class Lanes:
         return (queues.index(queue) + self._turn) % len(queues)
 
     def cost(self, seconds: float) -> None:
-        """What the last full look took that found nothing, claims from the start included. One slow
-        look (a new connection, a busy machine) does not count yet: the cheaper of two does.
+        """What the last full look took; if it found nothing, claims from the start included. One
+        slow look (a new connection, a busy machine) does not count yet: the cheaper of two does.
         """
         self._cost, self._last_cost = min(seconds, self._last_cost), seconds
 
@@ -93,6 +103,7 @@ class Lanes:
 
     def claimed(self, lane: tuple[str, int], got: Sequence[Claimed], asked: int) -> None:
         """A claim from this lane got these jobs."""
+        self._since_look += len(got)
         if got:
             self._places[lane] = (got[-1].run_at, got[-1].job.id)
         if len(got) < asked:
