@@ -16,10 +16,11 @@ import pytest
 from onward import AttemptState, Event, JobState, Onward, Settings
 from onward.errors import AppNotFound
 from onward.ids import new_id
-from onward.job import Job
+from onward.job import Change, Job
 from onward.policy import Backoff
+from onward.store import store
 from onward.store.store import Claimed, Lane, Lease
-from onward.worker.aftermath import Aftermath
+from onward.worker.aftermath import MOST_REMEMBERED, Aftermath, Deaths
 from onward.worker.board import FOREVER, Begun, Board
 from onward.worker.isolation import exit_text
 from onward.worker.keeper import Keeper, hold_lock, is_free, kept, remove_lock
@@ -27,6 +28,7 @@ from onward.worker.lanes import START, Lanes
 from onward.worker.loading import load_app
 from onward.worker.stage import keep_going
 from onward.worker.threads import Threads
+from tests.store.builders import enqueue, hand, register
 from tests.support import tasks
 from tests.support.workers import wait_until
 
@@ -234,9 +236,45 @@ def test_another_attempt_of_the_job_on_the_board_says_nothing_of_this_one() -> N
 def test_an_orphan_of_another_worker_is_recovered_as_usual() -> None:
     """Whatever the board of this one says."""
     other = job(worker=new_id())
-    change = aftermath(in_order=True).decide(other, "gone")
+    deaths = Deaths()
+    deaths.remember(aftermath(in_order=True))
+    change = deaths.decide(other, "gone")
     assert (change.event, change.ended) == (Event.RECOVER, AttemptState.LOST)
     assert "gone" in (change.error or "")
+
+
+def test_a_claim_that_commits_after_its_workers_burial_is_no_loss(app: Onward) -> None:
+    """It never began, so it is given back, even where one loss would be the end."""
+    database = app.database
+    worker = register(database)
+    deaths = Deaths()
+    deaths.remember(Aftermath(worker, (), False, {}))
+    database.run(store.bury_worker, worker, "killed", deaths.decide)
+    (id_,) = enqueue(database, max_attempts=1, max_losses=0)
+    with hand(database) as dba:
+        dba.sql(
+            "UPDATE onward.job SET state = 'running', started_at = created_at,"
+            f" worker = '{worker}' WHERE id = '{id_}'"
+        )
+
+    async def take_back() -> list[Change]:
+        try:
+            return await Keeper(database, Settings(), list, deaths.decide).take_back()
+        finally:
+            await database.close_loop()
+
+    (change,) = asyncio.run(take_back())
+    assert (change.event, change.reason) == (Event.RELEASE, "its worker died before it began")
+    assert database.read(store.get, id_).state is JobState.QUEUED
+
+
+def test_only_so_many_deaths_are_remembered() -> None:
+    """A supervisor whose app dies at every start does not grow."""
+    deaths = Deaths()
+    for _ in range(MOST_REMEMBERED + 1):
+        deaths.remember(aftermath() if not deaths.known else Aftermath(new_id(), (), False, {}))
+    assert len(deaths.known) == MOST_REMEMBERED
+    assert deaths.decide(job(), "killed").event is Event.RECOVER
 
 
 def test_a_cancelling_job_of_a_dead_process_is_cancelled() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from onward.job import Change, Job
@@ -15,10 +16,30 @@ from onward.worker.board import Begun
 from onward.worker.body import plain_error
 from onward.worker.keeper import decide_loss
 
+MOST_REMEMBERED = 100
+
+
+class Deaths:
+    """The last processes of this supervisor that died. A claim may commit just after its worker was
+    buried; whoever finds that job still knows that it never began.
+    """
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[str, Aftermath] = OrderedDict()
+
+    def remember(self, aftermath: Aftermath) -> None:
+        self.known[aftermath.worker] = aftermath
+        if len(self.known) > MOST_REMEMBERED:
+            self.known.popitem(last=False)
+
+    def decide(self, job: Job, reason: str) -> Change:
+        """What becomes of a job whose worker is gone."""
+        known = self.known.get(job.worker or "")
+        return decide_loss(job, reason) if known is None else known.decide(job, reason)
+
 
 class Aftermath:
-    """Decides about the jobs of one dead worker; jobs of others that are orphans too are recovered
-    as usual.
+    """Decides about the jobs of one dead worker.
 
     Args:
         worker: who died.
@@ -30,7 +51,7 @@ class Aftermath:
     def __init__(
         self, worker: str, begun: Sequence[Begun], in_order: bool, backoffs: Mapping[str, Backoff]
     ) -> None:
-        self._worker = worker
+        self.worker = worker
         self._begun = {(attempt.job, attempt.attempt): attempt for attempt in begun}
         self._in_order = in_order
         self._backoffs = backoffs
@@ -38,8 +59,6 @@ class Aftermath:
 
     def decide(self, job: Job, reason: str) -> Change:
         """What becomes of this job."""
-        if job.worker != self._worker:
-            return decide_loss(job, reason)
         attempt = self._begun.get((job.id, job.attempt))
         backoff = self._backoffs.get(job.task, Backoff())
         if attempt is None:

@@ -47,14 +47,20 @@ class Keeper:
         database: which.
         settings: lease, sweep, retention.
         own: the workers whose life is known better here than in the database.
+        decide: what becomes of a job whose worker is gone; by default it is lost.
     """
 
     def __init__(
-        self, database: Database, settings: Settings, own: Callable[[], Iterable[str]]
+        self,
+        database: Database,
+        settings: Settings,
+        own: Callable[[], Iterable[str]],
+        decide: Callable[[Job, str], Change] | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
         self._own = own
+        self._decide = decide or decide_loss
         self._seen: dict[str, tuple[tuple[float, float], float]] = {}
         self._pruned = float("-inf")
 
@@ -135,7 +141,7 @@ class Keeper:
         done: list[Change] = []
         limit, left = SWEEP_STEP, set[str]()
         while True:
-            looked = _Looked()
+            looked = _Looked(self._decide)
             try:
                 changes = await self._database.arun(store.sweep, looked.decide, limit, left)
             except Refused as error:
@@ -197,7 +203,8 @@ def decide_loss(job: Job, reason: str) -> Change:
 class _Looked:
     """Decides about lost jobs, and remembers the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, decide: Callable[[Job, str], Change]) -> None:
+        self._decide = decide
         self._last: Job | None = None
 
     @property
@@ -207,7 +214,7 @@ class _Looked:
 
     def decide(self, job: Job, reason: str) -> Change:
         self._last = job
-        return decide_loss(job, reason)
+        return self._decide(job, reason)
 
 
 def _left_behind(job: Job, error: Refused) -> Happened:

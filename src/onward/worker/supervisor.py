@@ -29,7 +29,7 @@ from onward.job import Change
 from onward.store import store
 from onward.store.database import Database, Refused
 from onward.store.url import open_database
-from onward.worker.aftermath import Aftermath
+from onward.worker.aftermath import Aftermath, Deaths
 from onward.worker.changes import told
 from onward.worker.child import BAD_APP, Hello, Orders
 from onward.worker.heart import Heart, register
@@ -99,6 +99,7 @@ class Supervisor:
         self._orders = orders
         self._wanted = processes
         self._children: set[WorkerProcess] = set()
+        self._deaths = Deaths()
         self._database: Database | None = None
         self._heart: Heart | None = None
         self._settings = Settings()
@@ -244,7 +245,7 @@ class Supervisor:
         if self._services:
             return
         self._heart = Heart(database, settings.lease, settings.beat)
-        keeper = Keeper(database, settings, self._own)
+        keeper = Keeper(database, settings, self._own, self._deaths.decide)
         self._services = [
             asyncio.create_task(keep_going("heart", self._heart.run)),
             asyncio.create_task(keep_going("keeper", keeper.run)),
@@ -271,6 +272,7 @@ class Supervisor:
         aftermath = Aftermath(
             child.worker, child.last_sight(), child.killed_in_order, child.backoffs
         )
+        self._deaths.remember(aftermath)
         refused = False
         while True:
             try:
@@ -279,7 +281,7 @@ class Supervisor:
                     changes: list[Change] = []
                 else:
                     changes = await self._database.arun(
-                        store.bury_worker, child.worker, reason, aftermath.decide
+                        store.bury_worker, child.worker, reason, self._deaths.decide
                     )
                 for change in changes:
                     emit(told(change, logging.WARNING))
