@@ -34,7 +34,7 @@ test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 soak: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 bench: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks $(BENCH)

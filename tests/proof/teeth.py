@@ -2,8 +2,9 @@
 
     python -m tests.proof.teeth [--seconds 5] [--write]
 
-Every pair gets a few seconds of its own. Without a fault each technique must find nothing; with one,
-at least two techniques must. `--write` puts the table into `docs/reliability.md`.
+Every pair gets a few seconds of its own. Without a fault each technique must find nothing; with
+one, at least two techniques must find something. `--write` puts the table into
+`docs/reliability.md`.
 """
 
 from __future__ import annotations
