@@ -730,6 +730,35 @@ def test_an_idle_worker_is_woken_and_a_busy_one_is_not(pg: Database) -> None:
     assert asyncio.run(main()) == [True, False, True, False, True]
 
 
+def test_a_hint_names_the_lane_of_what_comes_first(pg: Database) -> None:
+    """Of several jobs that of the highest priority. A foreign notification names none."""
+    assert isinstance(pg, PostgresDatabase)
+    url, channel = pg.url, pg.channel
+
+    def foreign(payload: str) -> None:
+        with psycopg.connect(url, autocommit=True) as dba:
+            dba.execute("SELECT pg_notify(%s, %s)", [channel, payload])
+
+    async def main() -> list[tuple[str, int] | None]:
+        wakeup = await pg.wakeup()
+        register(pg)
+        await wakeup.wait(0.05)
+        lanes: list[tuple[str, int] | None] = []
+        low, high = new_job(priority=1), new_job(queue="mail's", priority=7)
+        await pg.aenqueue([low, high])
+        assert await wakeup.wait(2)
+        lanes.append(wakeup.lane)
+        for payload in ("", "hello", '["default"]', '{"default": 1}'):
+            await asyncio.to_thread(foreign, payload)
+            assert await wakeup.wait(2)
+            lanes.append(wakeup.lane)
+        await wakeup.close()
+        await pg.aclose()
+        return lanes
+
+    assert asyncio.run(main()) == [("mail's", 7), None, None, None, None]
+
+
 def test_a_listener_whose_session_was_ended_listens_again(pg: Database) -> None:
     """What may have been missed meanwhile counts as a hint, and the next one is heard."""
     assert isinstance(pg, PostgresDatabase)

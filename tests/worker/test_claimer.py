@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from onward import Onward
 from onward.job import Job
 from onward.store import store
@@ -22,6 +24,11 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._database, name)
+
+    async def arun(self, op: Any, *args: Any) -> Any:
+        if op is store.claim:
+            self._notes.append("claim")
+        return await self._database.arun(op, *args)
 
     async def aread(self, op: Any, *args: Any) -> Any:
         if op is store.lanes:
@@ -70,4 +77,50 @@ def test_what_was_claimed_begins_before_the_next_look(app: Onward) -> None:
         await database.close_loop()
 
     asyncio.run(main())
-    assert notes[:3] == ["look", "began", "look"]
+    assert notes[:4] == ["look", "claim", "began", "look"]
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
+def test_a_hint_that_names_a_lane_is_followed_without_a_look(app: Onward, right: bool) -> None:
+    """By a worker that has nothing to do: a lone job is picked up by one statement. The look comes
+    next, so a hint that leads nowhere costs one statement and hides nothing.
+    """
+    notes: list[str] = []
+    began = asyncio.Event()
+
+    @app.task
+    async def lone() -> None: ...
+
+    database = app.database
+    worker = register(database)
+
+    def start(jobs: list[Job]) -> None:
+        notes.extend("began" for _ in jobs)
+        began.set()
+
+    async def main() -> None:
+        claimer = Claimer(
+            Watched(database, notes),  # type: ignore[arg-type]
+            worker,
+            [lone.name],
+            {"default": None, "other": None},
+            60.0,
+            room=lambda: 10,
+            running=lambda _: 0,
+            start=start,
+        )
+        claimer._pause = 60.0
+        running = asyncio.create_task(claimer.run())
+        async with asyncio.timeout(10):
+            await claimer.idle.wait()
+            notes.clear()
+            await lone.aenqueue()
+            claimer.hear(("default" if right else "other", 0))
+            await began.wait()
+        claimer.stop()
+        await running
+        await database.close_loop()
+
+    asyncio.run(main())
+    first = ["claim", "began"] if right else ["claim", "look", "claim", "began"]
+    assert notes[: len(first)] == first

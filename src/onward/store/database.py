@@ -41,6 +41,9 @@ class Wakeup(Protocol):
     the truth.
     """
 
+    lane: tuple[str, int] | None
+    """The queue and priority that the last hint was about, if it said so."""
+
     async def wait(self, timeout: float) -> bool:
         """Wait for a hint, at most `timeout` seconds; returns whether one came."""
         ...

@@ -43,7 +43,7 @@ from onward.store.postgres_link import (
     popped,
     translated,
 )
-from onward.store.postgres_wakeup import PostgresWakeup
+from onward.store.postgres_wakeup import PostgresWakeup, write_hint
 from onward.store.statements import Op, Rows, Statement, in_schema, psycopg_text
 
 T = TypeVar("T")
@@ -362,7 +362,7 @@ class PostgresDatabase:
             self.run(store.enqueue_again, jobs)
             idle = True
         if idle:
-            self.notify()
+            self.notify(jobs)
 
     def _first_try(self, jobs: Sequence[NewJob]) -> bool:
         with self._slots, translated(self):
@@ -376,7 +376,7 @@ class PostgresDatabase:
             await self.arun(store.enqueue_again, jobs)
             idle = True
         if idle:
-            await self.anotify()
+            await self.anotify(jobs)
 
     async def _afirst_try(self, jobs: Sequence[NewJob]) -> bool:
         side = self._side()
@@ -385,7 +385,7 @@ class PostgresDatabase:
                 connection = await side.take() or await self._aconnect_ready()
                 return await self._aon(side, connection, lambda: store.enqueue_ours(jobs))
 
-    def notify(self) -> None:
+    def notify(self, jobs: Sequence[NewJob] = ()) -> None:
         """Wake idle workers, apart from any write: a NOTIFY serialises the commits of those who do
         it together.
         """
@@ -394,13 +394,13 @@ class PostgresDatabase:
         with contextlib.suppress(psycopg.Error), self._slots:
             connection = popped(self._idle) or self._connect(self.url)
             try:
-                connection.execute(self._notification())
+                connection.execute(self._notification(jobs))
             except BaseException:
                 connection.close()
                 raise
             self._idle.append(connection)
 
-    async def anotify(self) -> None:
+    async def anotify(self, jobs: Sequence[NewJob] = ()) -> None:
         if not self._may_notify():
             return
         side = self._side()
@@ -409,7 +409,7 @@ class PostgresDatabase:
                 connection = await side.take() or await self._aconnect(self.url)
                 try:
                     with deadline(connection, ANSWER_SECONDS):
-                        await connection.execute(self._notification())
+                        await connection.execute(self._notification(jobs))
                 except BaseException:
                     await connection.close()
                     raise
@@ -422,9 +422,9 @@ class PostgresDatabase:
         self._notified = now
         return True
 
-    def _notification(self) -> sql.Composed:
-        return sql.SQL("BEGIN; SET LOCAL synchronous_commit TO off; NOTIFY {}; COMMIT").format(
-            sql.Identifier(self.channel)
+    def _notification(self, jobs: Sequence[NewJob]) -> sql.Composed:
+        return sql.SQL("BEGIN; SET LOCAL synchronous_commit TO off; NOTIFY {}, {}; COMMIT").format(
+            sql.Identifier(self.channel), sql.Literal(write_hint(jobs))
         )
 
     # --- schema and errors ------------------------------------------------------------------------

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import psycopg
 from psycopg import sql
 
+from onward.job import NewJob
 from onward.store.postgres_link import options
 
 if TYPE_CHECKING:
@@ -25,10 +28,12 @@ class PostgresWakeup:
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
+        self.lane: tuple[str, int] | None = None
         self._connection: psycopg.AsyncConnection | None = None
 
     async def wait(self, timeout: float) -> bool:
         try:
+            self.lane = None
             if self._connection is None:
                 await self._listen()
                 return True
@@ -40,7 +45,8 @@ class PostgresWakeup:
 
     async def _heard(self, connection: psycopg.AsyncConnection, timeout: float) -> bool:
         async with contextlib.aclosing(connection.notifies(timeout=timeout, stop_after=1)) as heard:
-            async for _ in heard:
+            async for hint in heard:
+                self.lane = read_hint(hint.payload)
                 return True
         async with asyncio.timeout(5):
             await connection.execute("SELECT 1")
@@ -61,3 +67,22 @@ class PostgresWakeup:
             with contextlib.suppress(Exception):
                 await self._connection.close()
             self._connection = None
+
+
+_DECODER = msgspec.json.Decoder(tuple[str, int])
+
+
+def write_hint(jobs: Sequence[NewJob]) -> str:
+    """What a notification says about new jobs: the lane of the first among them."""
+    if not jobs:
+        return ""
+    first = max(jobs, key=lambda job: job.priority)
+    return msgspec.json.encode((first.queue, first.priority)).decode()
+
+
+def read_hint(payload: str) -> tuple[str, int] | None:
+    """The lane that a notification names; None if it names none, or comes from somebody else."""
+    try:
+        return _DECODER.decode(payload)
+    except msgspec.DecodeError:
+        return None

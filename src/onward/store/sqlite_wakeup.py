@@ -19,6 +19,8 @@ WATCH_SECONDS = 0.002
 class SqliteWakeup:
     """Notices commits of any process: the database's data version changes."""
 
+    lane: tuple[str, int] | None = None
+
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
         self._lock = threading.Lock()

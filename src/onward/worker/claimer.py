@@ -19,7 +19,7 @@ from onward.job import Job
 from onward.store import store
 from onward.store.database import Database
 from onward.store.store import Claimed
-from onward.worker.lanes import Lanes
+from onward.worker.lanes import START, Lanes
 from onward.worker.stage import Complaint
 
 FIRST_PAUSE = 0.01
@@ -66,6 +66,7 @@ class Claimer:
         self._complaint = Complaint()
         self._wake = asyncio.Event()
         self._hinted = False
+        self._hint: tuple[str, int] | None = None
         self._pause = FIRST_PAUSE
         self._busy_since: float | None = None
         self._said_idle = True
@@ -76,9 +77,13 @@ class Claimer:
         self.stopping = asyncio.Event()
         self.empty_looks = 0
 
-    def hear(self) -> None:
-        """Somebody says that something was enqueued."""
+    def hear(self, lane: tuple[str, int] | None = None) -> None:
+        """Somebody says that something was enqueued, and perhaps where. That is believed by a
+        worker that has found nothing anywhere else; any other looks for what comes first.
+        """
         self._hinted = True
+        if self.idle.is_set() and self._lanes.empty:
+            self._hint = lane
         self.wake()
 
     def wake(self) -> None:
@@ -137,6 +142,8 @@ class Claimer:
 
     async def _round(self, room: int) -> int:
         """Look where there is something, if that is due, and claim from the lanes in order."""
+        if got := await self._claim_hinted(room):
+            return got
         began = time.monotonic()
         full = self._lanes.want_look(began) and self._lanes.may_look(began, hinted=self._hinted)
         if full:
@@ -158,6 +165,14 @@ class Claimer:
             self.empty_looks += 1
             await self._tell_unknown()
         return got
+
+    async def _claim_hinted(self, room: int) -> int:
+        """Claim from the lane of the last hint without a look; the look follows if it was right."""
+        lane, self._hint = self._hint, None
+        if lane is None or lane[0] not in self._queues:
+            return 0
+        asked = min(room, self._limit(lane[0]))
+        return await self._claim_lane(lane, START, asked) if asked > 0 else 0
 
     async def _claim_lane(self, lane: tuple[str, int], after: tuple[float, str], asked: int) -> int:
         claimed = await self._database.arun(

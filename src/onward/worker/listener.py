@@ -13,12 +13,14 @@ from onward.store.database import Database
 WAIT = 30.0
 
 
-async def listen(database: Database, wake: Callable[[], None], idle: asyncio.Event) -> None:
+async def listen(
+    database: Database, wake: Callable[[tuple[str, int] | None], None], idle: asyncio.Event
+) -> None:
     """Listen for ever.
 
     Args:
         database: whose enqueues to hear.
-        wake: called with each hint.
+        wake: called with each hint: the queue and priority that it names, or None.
         idle: set while somebody wants to be woken; a busy worker is not disturbed.
     """
     wakeup = await database.wakeup()
@@ -26,7 +28,7 @@ async def listen(database: Database, wake: Callable[[], None], idle: asyncio.Eve
         while True:
             await idle.wait()
             if await wakeup.wait(WAIT):
-                wake()
+                wake(wakeup.lane)
     finally:
         with contextlib.suppress(Exception):
             await wakeup.close()
