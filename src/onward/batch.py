@@ -83,11 +83,15 @@ def _only_once() -> Generator[None, None, None]:
     try:
         yield
     except Duplicate as error:
-        raise IdConflict(
-            "one of these calls is enqueued already",
-            why="a call has the id of its job from the start, so it is one job",
-            fix="make a call for each job; using(id=…) makes an enqueue that can be repeated",
-        ) from error
+        raise _enqueued_already() from error
+
+
+def _enqueued_already() -> IdConflict:
+    return IdConflict(
+        "one of these calls is enqueued already",
+        why="a call has the id of its job from the start, so it is one job",
+        fix="make a call for each job; using(id=…) makes an enqueue that can be repeated",
+    )
 
 
 class _Part:
@@ -97,18 +101,21 @@ class _Part:
         self.connection = connection
         self.jobs: list[NewJob] = []
         self._explicit: dict[str, Call[Any]] = {}
+        self._used: set[str] = set()
 
     def add(self, call: Call[Any]) -> None:
         if call.task.options.id is not None:
             first = self._explicit.setdefault(call.job.id, call)
             if first is not call:
                 return self._check_same(first, call.job)
+        elif call.used:
+            self._used.add(call.job.id)
         self.jobs.append(call.job)
 
     @property
     def repeats(self) -> bool:
         """Whether a job may be there already."""
-        return bool(self._explicit)
+        return bool(self._explicit or self._used)
 
     @property
     def several(self) -> bool:
@@ -123,7 +130,10 @@ class _Part:
         there: dict[str, Record] = {}
         for chunk in _chunks(self.jobs):
             born = yield from store.enqueue_again(chunk, self._is_same)
-            for id in {job.id for job in chunk} & self._explicit.keys() - born:
+            known = {job.id for job in chunk} - born
+            if known & self._used:  # A job of ours that is there, or has ended since.
+                raise _enqueued_already()
+            for id in known & self._explicit.keys():
                 there[id] = yield from _record(id)
         return there
 
@@ -172,6 +182,8 @@ def _parts(calls: Sequence[Call[Any]]) -> Iterator[_Part]:
         if key not in parts:
             parts[key] = _Part(call.connection)
         parts[key].add(call)
+    for call in calls:
+        call.used = True
     own = parts.pop(0, None)
     yield from parts.values()
     if own is not None:

@@ -81,12 +81,13 @@ class Call(Generic[R_co]):
     For `enqueue_many` and `current().enqueue`.
     """
 
-    __slots__ = ("connection", "job", "task")
+    __slots__ = ("connection", "job", "task", "used")
 
     def __init__(self, task: Task[Any, R_co], job: NewJob, connection: Any) -> None:
         self.task = task
         self.job = job
         self.connection = connection
+        self.used = False  # Whether it has been handed to a write before: it is one job for ever.
 
     def __repr__(self) -> str:
         return f"<Call of {self.task.name} as {self.job.id}>"

@@ -134,6 +134,21 @@ def test_a_call_is_one_job_so_it_cannot_be_enqueued_twice(
     assert total(app) == 1
 
 
+def test_a_call_whose_job_has_ended_is_enqueued_all_the_same(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    """Its job is in the cold table by then: a second one with that id would be in both."""
+    call = send.call(1)
+    (job,) = app.enqueue_many([call])
+    app.cancel(job.id)
+    with pytest.raises(IdConflict, match="enqueued already"):
+        app.enqueue_many([call])
+    with pytest.raises(IdConflict, match="enqueued already"):
+        app.enqueue_many([send.call(2), call])
+    assert app.get(job.id).state == "cancelled"
+    assert total(app) == 1
+
+
 def test_ids_strictly_rise_and_are_uuids_of_version_seven() -> None:
     before = time.time_ns() // 1_000_000
     ids = [new_id() for _ in range(20_000)]

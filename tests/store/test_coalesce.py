@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from onward.errors import DatabaseUnavailable, JobNotFound
+from onward.errors import DatabaseError, DatabaseUnavailable, JobNotFound
 from onward.job import Change, Job, NewJob
 from onward.store import coalesce, store
 from onward.store.coalesce import AsyncCoalescer, Coalescer
@@ -527,3 +528,111 @@ def test_an_interrupted_caller_leaves_nothing_half_written(sqlite: Database) -> 
     assert sqlite.read(store.counts)["queued"] == 0
     sqlite.enqueue([job])
     assert sqlite.read(store.counts)["queued"] == 1
+
+
+def test_to_close_takes_no_lock(sqlite: Database) -> None:
+    """Nothing is left to be written, so it does not wait for a foreign writer."""
+    asyncio.run(sqlite.aenqueue([new_job()]))
+    with hand(sqlite) as dba:
+        dba.sql("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        sqlite.close()
+        assert time.monotonic() - began < 5
+        dba.sql("ROLLBACK")
+
+
+@pytest.mark.parametrize("how", ["enqueue", "run", "read"])
+def test_a_signal_handler_that_wants_the_database_does_not_wait_for_itself(
+    database: Database, how: str
+) -> None:
+    """It comes in the middle of a write of its own thread. PostgreSQL has another connection for
+    it; SQLite has one writer, and says so.
+    """
+    job = new_job()
+    heard: list[Exception] = []
+
+    def handle(*_: object) -> None:
+        try:
+            if how == "read":
+                database.read(store.now)
+            elif how == "run":
+                database.run(store.enqueue, [job])
+            else:
+                database.enqueue([job])
+        except DatabaseError as error:
+            heard.append(error)
+
+    def interrupted() -> Op[None]:
+        yield Statement("now", {}, alone=False)
+        signal.raise_signal(signal.SIGUSR1)
+        yield Statement("now", {})
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        database.run(interrupted)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    refused = database.dialect == "sqlite" and how != "read"
+    assert [type(error) for error in heard] == [DatabaseError] * refused
+    written = how != "read" and not refused
+    assert database.read(store.counts)["queued"] == int(written)
+
+
+def test_a_handler_in_the_middle_of_a_shared_write_writes_by_itself() -> None:
+    """It holds the lock that it would wait for."""
+    written: list[list[int]] = []
+    coalescer: Coalescer[int]
+
+    def write(items: Sequence[int]) -> None:
+        written.append(list(items))
+        if items == [1]:
+            coalescer.write([2])
+
+    coalescer = Coalescer(write)
+    coalescer.write([1])
+    assert written == [[1], [2]]
+
+
+def test_what_an_interrupted_caller_wanted_is_not_written_later() -> None:
+    """It waited for its turn and went away: nobody would know of its job."""
+    written: list[list[int]] = []
+    busy, go_on = threading.Event(), threading.Event()
+
+    def write(items: Sequence[int]) -> None:
+        if items == [1]:
+            busy.set()
+            go_on.wait(10)
+        written.append(list(items))
+
+    coalescer = Coalescer(write)
+
+    class Interrupting:
+        """A lock at which one caller is interrupted while it waits."""
+
+        def __init__(self, lock: Any) -> None:
+            self._lock = lock
+
+        def acquire(self, blocking: bool = True) -> bool:
+            taken: bool = self._lock.acquire(blocking=blocking)
+            return taken
+
+        def release(self) -> None:
+            self._lock.release()
+
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(coalescer.write, [1])
+        assert busy.wait(5)
+        right = coalescer._lock
+        coalescer._lock = Interrupting(right)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            coalescer.write([2])
+        coalescer._lock = right
+        go_on.set()
+        first.result(5)
+    coalescer.write([3])
+    assert written == [[1], [3]]

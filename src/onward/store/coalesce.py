@@ -8,8 +8,9 @@ neighbours are written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
@@ -33,21 +34,40 @@ class Coalescer(Generic[T]):
         self._write = write
         self._lock = threading.Lock()
         self._waiting: list[tuple[Sequence[T], Future[None]]] = []
+        self._by: int | None = None  # The thread that writes.
 
     def write(self, items: Sequence[T]) -> None:
         """Write the items; returns when they are durable."""
+        if self._by == threading.get_ident():
+            # A signal handler or a destructor came in the middle of a write of this very thread.
+            return self._write(items)
         if not self._waiting and self._lock.acquire(blocking=False):
             try:
-                return self._write(items)
+                with self._writing():
+                    return self._write(items)
             finally:
                 self._lock.release()
         done: Future[None] = Future()
-        self._waiting.append((items, done))
-        with self._lock:
-            # More may stand before us than one write takes.
-            while self._waiting and not done.done():
-                self._flush(_take(self._waiting))
+        entry = (items, done)
+        self._waiting.append(entry)
+        try:
+            with self._lock, self._writing():
+                # More may stand before us than one write takes.
+                while self._waiting and not done.done():
+                    self._flush(_take(self._waiting))
+        except BaseException:  # Nobody waits for it any more, so nobody may write it later.
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(entry)
+            raise
         done.result(0)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Generator[None]:
+        self._by = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._by = None
 
     def _flush(self, batch: Sequence[tuple[Sequence[T], Future[None]]]) -> None:
         try:

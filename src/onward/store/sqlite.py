@@ -3,10 +3,10 @@
 In:  operations from any thread or loop.
 Out: their answers, after the commit (WAL, `synchronous=FULL`).
 
-Each operation runs in a savepoint of its own, so that a bad one fails alone. Reads go through a
-connection of their own. Other processes are noticed by `PRAGMA data_version`. Nothing of this
-crosses a fork: every connection is closed before one, and parent and child open their own when they
-next need them.
+Of the operations that share a commit each has a savepoint of its own, so that a bad one fails
+alone. Reads go through a connection of their own. Other processes are noticed by `PRAGMA
+data_version`. Nothing of this crosses a fork: every connection is closed before one, and parent and
+child open their own when they next need them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SqliteDatabase:
         self._sides: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, AsyncCoalescer[NewJob]
         ] = weakref.WeakKeyDictionary()
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()  # A signal handler may read in the middle of a read.
         self._reader: Connection | None = None
         self._lock = threading.Lock()
         self._wakeups: weakref.WeakSet[SqliteWakeup] = weakref.WeakSet()

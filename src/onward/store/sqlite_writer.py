@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from onward.errors import DatabaseError
 from onward.job import NewJob
 from onward.store import store
 from onward.store.sqlite_driver import Connection
@@ -51,12 +52,13 @@ class SqliteWriter:
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
         self._wanted = False  # The thread waits for its turn, which no plain caller may take.
+        self._by: int | None = None  # The caller's thread that writes.
         self._connection: Connection | None = None
 
     def submit(self, work: Work) -> None:
         """Leave it to the thread, which answers after the commit."""
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._work, args=(self._todo,), name="onward-sqlite", daemon=True
                 )
@@ -64,12 +66,25 @@ class SqliteWriter:
             self._todo.put(work)
 
     def write(self, work: Work) -> bool:
-        """Write here and now, if nobody else does; returns whether it was."""
+        """Write here and now, if nobody else does; returns whether it was.
+
+        Raises:
+            DatabaseError: this very thread is writing: it was interrupted by a signal handler or a
+                destructor that wants to write too, and would wait for itself.
+        """
+        if self._by == threading.get_ident():
+            raise DatabaseError(
+                "this thread is in the middle of another write",
+                why="a signal handler or a __del__ wants to enqueue, and would wait for itself",
+                fix="note it there, and enqueue from the program's own course",
+            )
         if self._wanted or not self._todo.empty() or not self._writing.acquire(blocking=False):
             return False
         try:
+            self._by = threading.get_ident()
             self._write([work])
         finally:
+            self._by = None
             self._writing.release()
         return True
 
@@ -96,14 +111,16 @@ class SqliteWriter:
         ended = False
         while not ended:
             batch, ended = _take(todo)
+            if not batch:
+                return
             self._wanted = True
             with self._writing:
                 self._wanted = False
                 self._write(batch)
 
     def _write(self, batch: list[Work]) -> None:
-        """Write it and answer. If the transaction fails as a whole, nothing of it took: everyone is
-        told, and the connection is opened anew.
+        """Write it and answer. If the transaction fails as a whole everyone is told, and the
+        connection is opened anew. Nothing of it took, unless the COMMIT itself failed.
         """
         try:
             self._connection = self._connection or self._database.open_ready(self._now)
@@ -195,7 +212,7 @@ def _rows(connection: Connection, statement: Statement) -> Rows:
 
 
 def _take(todo: queue.SimpleQueue[Work | None]) -> tuple[list[Work], bool]:
-    """All work that is there, at least one piece; and whether the end was among it."""
+    """All work that is there, none if the end came first; and whether the end was among it."""
     batch: list[Work] = []
     item = todo.get()
     while item is not None:

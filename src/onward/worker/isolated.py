@@ -21,7 +21,8 @@ import msgspec
 
 from onward.app import Onward
 from onward.errors import UnknownTask
-from onward.policy import Outcome, Rejected
+from onward.job import Job
+from onward.policy import Crashed, Outcome, Rejected
 from onward.running import Current
 from onward.worker.body import error_text, run_async_body, run_body
 from onward.worker.isolation import LENGTH, Cancel, Order, Run, frame
@@ -55,8 +56,10 @@ def die_with(parent: int) -> None:
 
 
 def _refuse(link: socket.socket, error: BaseException) -> None:
-    """The app cannot be loaded here: say so as the first attempt's outcome."""
-    link.sendall(frame(Rejected(error_text(error))))
+    """The app cannot be loaded here: say so as the first attempt's outcome. Where the job was
+    claimed it could, so the next try may do better.
+    """
+    link.sendall(frame(Crashed(error_text(error))))
 
 
 class _Server:
@@ -68,28 +71,27 @@ class _Server:
         self._current: Current | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._body: asyncio.Task[Outcome] | None = None
-        self._orders: list[Run] = []
+        self._orders: list[tuple[Job, Current]] = []
         self._ready = threading.Semaphore(0)
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         while True:
             self._ready.acquire()
-            self._link.sendall(frame(self._run(self._orders.pop(0))))
+            self._link.sendall(frame(self._run(*self._orders.pop(0))))
 
-    def _run(self, order: Run) -> Outcome:
+    def _run(self, job: Job, current: Current) -> Outcome:
         try:
-            task = self._app.find_task(order.job.task)
+            task = self._app.find_task(job.task)
         except UnknownTask as error:
             return Rejected(error_text(error))
-        self._current = Current(order.job)
         if not task.is_async:
-            return run_body(task, order.job, self._current)
-        return asyncio.run(self._run_async(task, order, self._current))
+            return run_body(task, job, current)
+        return asyncio.run(self._run_async(task, job, current))
 
-    async def _run_async(self, task: Any, order: Run, current: Current) -> Outcome:
+    async def _run_async(self, task: Any, job: Job, current: Current) -> Outcome:
         self._loop = asyncio.get_running_loop()
-        self._body = asyncio.create_task(run_async_body(task, order.job, current))
+        self._body = asyncio.create_task(run_async_body(task, job, current))
         try:
             return await self._body
         finally:
@@ -99,8 +101,10 @@ class _Server:
     def _listen(self) -> None:
         while True:
             match self._receive():
-                case Run() as order:
-                    self._orders.append(order)
+                case Run(job=job):
+                    # Known before the body begins: a request to stop may come before that.
+                    self._current = Current(job)
+                    self._orders.append((job, self._current))
                     self._ready.release()
                 case Cancel(harder=harder):
                     self._cancel(harder)

@@ -124,6 +124,8 @@ class Isolation:
             "ONWARD_TARGET": target or "",
             "ONWARD_OPTIONS": options,
             "ONWARD_MODULES": " ".join(modules),
+            # Where this process found the app: the folder of a script is in no other's path.
+            "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path),
         }
         self._free: list[_Child] = []
         self._running: set[asyncio.Task[None]] = set()
@@ -164,7 +166,10 @@ class Isolation:
                 await child.end()
             raise
         else:
-            self._free.append(child)
+            if isinstance(outcome, Crashed):  # It could not load the app, and ends.
+                await child.end()
+            else:
+                self._free.append(child)
         attempt.end(outcome)
 
     async def _free_child(self) -> _Child | None:
