@@ -123,6 +123,9 @@ def seconds(value: object, name: str) -> float:
     )
 
 
+MOST_CONCURRENCY = 100_000
+
+
 def check_range(name: str, value: object, low: int, high: int) -> None:
     """Refuse what is no whole number from `low` to `high`.
 

@@ -27,10 +27,9 @@ class OnwardError(Exception):
 
     def __str__(self) -> str:
         lines = [f"[{self.code}] {self.what}"]
-        if self.why:
-            lines.append(f"  why: {self.why}")
-        if self.fix:
-            lines.append(f"  fix: {self.fix}")
+        for name, text in (("why", self.why), ("fix", self.fix)):
+            if text:
+                lines.append(f"  {name}: " + text.replace("\n", "\n       "))
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -212,9 +213,11 @@ class Handle(Generic[R_co]):
             JobFailed: it ended dead or cancelled.
             JobNotFound: it was pruned, or its transaction was rolled back.
             WaitTimeout: it had not ended in time; it goes on.
-            WaitRefused: it is enqueued in a transaction that is still open here.
+            WaitRefused: it is enqueued in a transaction that is still open here; or an async task
+                asks, whose worker could do nothing else meanwhile.
             PayloadUnreadable: its result does not fit the task's return annotation as it is today.
         """
+        self._check_loop()
         for pause in _pauses(timeout):
             try:
                 self.refresh()
@@ -241,6 +244,24 @@ class Handle(Generic[R_co]):
             await asyncio.sleep(pause)
         raise self._too_late(timeout)
 
+    def _check_loop(self) -> None:
+        loops = sys.modules.get("asyncio")  # Slow to import, and there if there is a loop.
+        running = sys.modules.get(
+            "onward.running"
+        )  # Above this module, and there if there is a job.
+        if loops is None or running is None or not running.in_job():
+            return
+        try:
+            loops.get_running_loop()
+        except RuntimeError:
+            return
+        raise WaitRefused(
+            f"cannot wait for job {self.id} here",
+            why="an async task runs on its worker's loop, and nothing else could run there"
+            " meanwhile, perhaps not even the job that it waits for",
+            fix="await job.await_result()",
+        )
+
     def _check_visible(self) -> None:
         if self._connection is not None and in_transaction(self._connection):
             raise WaitRefused(
@@ -261,17 +282,22 @@ class Handle(Generic[R_co]):
     def _fail(self, past: list[Attempt]) -> NoReturn:
         last = past[-1] if past else None
         error = read_error(last.error) if last and last.error else None
-        again = "; onward dead requeue tries it again" if self.state is JobState.DEAD else ""
+        again = f"; onward dead requeue {self.id} tries it again"
+        when = f"after attempt {self.attempt}" if last and last.started_at else "before it ran"
         raise JobFailed(
-            f"job {self.id} of {self.task} ended {self.state} after attempt {self.attempt}",
+            f"job {self.id} of {self.task} ended {self.state} {when}",
             why=f"{error.type}: {error.message}" if error else (self.reason or ""),
-            fix=f"onward job show {self.id}{again}",
+            fix=f"onward job show {self.id}{again if self.state is JobState.DEAD else ''}",
         )
 
     def _too_late(self, timeout: float | None) -> WaitTimeout:
+        why = "it goes on"
+        if self.state is JobState.QUEUED:
+            due_in = self._known.run_at - time.time()
+            why = f"it is due in {due_in:.0f} s" if due_in > 1 else "no worker runs it yet"
         return WaitTimeout(
             f"job {self.id} of {self.task} has not ended within {timeout} s: it is {self.state}",
-            why="no worker runs it yet" if self.state is JobState.QUEUED else "it goes on",
+            why=why,
             fix="onward status shows workers and queues; onward worker module:app starts one",
         )
 

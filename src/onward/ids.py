@@ -53,7 +53,8 @@ def parse_id(value: object) -> str:
     raise InvalidOption(
         f"{safe_repr(value)} is not a job id",
         why="job ids are UUIDs",
-        fix="uuid.uuid5(uuid.NAMESPACE_URL, key) makes one from a key of yours",
+        fix="the id that enqueue returned, in full; for using(id=…),"
+        " uuid.uuid5(uuid.NAMESPACE_URL, key) makes one from a key of yours",
     )
 
 

@@ -61,6 +61,7 @@ class Change(Struct, frozen=True, kw_only=True):
     """One move of one job: what must still be true, and what becomes of it."""
 
     id: str
+    task: str
     event: Event
     before: JobState
     after: JobState
@@ -126,6 +127,7 @@ class Job(Struct, frozen=True, kw_only=True):
         values.setdefault("losses", 0 if fresh else self.losses)
         return Change(
             id=self.id,
+            task=self.task,
             event=event,
             before=self.state,
             after=after,

@@ -57,6 +57,12 @@ def default_name(function: Callable[..., Any]) -> str:
             why="jobs are stored under the name of their task",
             fix="app.task(name='mail.send')(function)",
         )
+    if name.endswith("<lambda>"):
+        raise InvalidOption(
+            "a lambda has no name of its own",
+            why="jobs are stored under the name of their task, and the worker looks it up by that",
+            fix="write a def, or say app.task(name='mail.send')(lambda …)",
+        )
     if module in _MAINS:
         module = _imported_as(getattr(function, "__globals__", None)) or module
     return f"{module.removesuffix('.__main__')}.{name}".replace("<locals>.", "")

@@ -170,6 +170,11 @@ def current() -> Current:
     return found
 
 
+def in_job() -> bool:
+    """Whether the running code belongs to an attempt."""
+    return _current.get() is not None
+
+
 def set_current(value: Current | None) -> None:
     """Make an attempt the current one of this context. For executors."""
     _current.set(value)

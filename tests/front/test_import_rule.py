@@ -90,6 +90,7 @@ DOORS: dict[str, dict[str, str]] = {
         "os.urandom": "and the system's randomness, which is safe across a fork",
     },
     "onward.handle": {
+        "time.time": "how soon a job is due, in words",
         "time.sleep": "a wait looks again and again",
         "asyncio.sleep": "the same for async code",
     },

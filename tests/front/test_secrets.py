@@ -39,7 +39,26 @@ URLS = [
     f"mysql://bob:a@{SECRET}@{PLACE}",
     f"bob:{SECRET}@{PLACE}",
     f"sqlite://bob:{SECRET}@{PLACE}",
+    f"postgresql://{PLACE}?user=bob&p%61ssword={SECRET}",
+    f"postgresql://{PLACE}?user=bob&password=a&{SECRET}",
+    f"postgresql://bob:{SECRET}@[x",
 ]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://[",
+        "sqlite:///~nosuchuser/x.db",
+        "sqlite:////tmp/a%00b.db",
+        "postgresql://u:\udcff@h/x",
+        "postgresql://[x",
+    ],
+)
+def test_a_url_that_leads_nowhere_is_an_error_of_ours(url: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        Onward(url)
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize("url", URLS)

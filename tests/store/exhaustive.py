@@ -149,6 +149,7 @@ def change_of(job: Job, move: Move) -> Change:
     minted = mints_attempt(move.before, move.after)
     return Change(
         id=job.id,
+        task=job.task,
         event=move.event,
         before=move.before,
         after=move.after,

@@ -73,6 +73,7 @@ def test_a_queued_job_cannot_succeed_without_running(database: Database) -> None
     worker = register(database)
     by_hand = Change(
         id=id_,
+        task=job.task,
         event=Event.SUCCEED,
         before=JobState.QUEUED,
         after=JobState.SUCCEEDED,

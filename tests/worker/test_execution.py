@@ -17,7 +17,7 @@ from onward.worker.embedded import EmbeddedWorker
 from tests.support import tasks
 from tests.support.ledger import Ledger
 from tests.support.workers import running, wait_until
-from tests.worker.history import ends, most_at_once, starts, wait_for, wait_over
+from tests.worker.history import ends, last_error, most_at_once, starts, wait_for, wait_over
 
 
 def test_async_bodies_share_the_loop_and_plain_ones_get_threads(app: Onward) -> None:
@@ -305,3 +305,22 @@ def test_workers_in_one_process_share_the_work(app: Onward) -> None:
         wait_over(jobs)
     assert sorted(ran) == list(range(300))
     assert {job.refresh().attempt for job in jobs} == {1}
+
+
+def test_an_async_task_that_waits_as_if_it_were_none_is_told_so(app: Onward) -> None:
+    """It would hold its worker's loop, and perhaps wait for a job that only this worker runs."""
+
+    @app.task
+    async def child() -> int:
+        return 1
+
+    @app.task(max_attempts=1)
+    async def asks(rightly: bool) -> int:
+        job = await child.aenqueue()
+        return await job.await_result(20) if rightly else job.wait(20)
+
+    wrong, right = asks.enqueue(False), asks.enqueue(True)
+    with app.worker(concurrency=4):
+        assert right.wait(20) == 1
+        wait_over([wrong])
+    assert "await job.await_result()" in str(last_error(wrong))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import uuid
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from onward import Onward, current, listen
+from onward.app import cancel_change
+from onward.policy import Outcome, Released, Returned, Stopped
 from onward.store import store
+from onward.worker.finisher import Finisher
 from onward.worker.keeper import decide_loss
-from tests.store.builders import hand
+from tests.store.builders import hand, register, running
 from tests.support import tasks
 from tests.support.workers import wait_until
 from tests.worker.history import ends, last_error, refusals, wait_for, wait_over
@@ -205,3 +210,50 @@ def test_a_worker_outlives_a_listener_that_raises(app: Onward) -> None:
     finally:
         end()
     assert ends(job) == ["failed: error"] * 2
+
+
+@pytest.mark.parametrize("outcome", [Returned("1"), Released("lost"), Stopped()])
+def test_a_late_outcome_of_a_job_that_a_sweep_has_cancelled_is_refused_and_kept(
+    app: Onward, outcome: Outcome
+) -> None:
+    """What is over keeps the name of its last owner, and is not that owner's to end again."""
+    database = app.database
+    worker = register(database)
+    job = running(database, worker)
+    database.run(store.move, job.id, cancel_change)
+    database.run(store.lose, worker, "its lease ran out")
+    (change,) = database.run(store.sweep, decide_loss)
+    assert change.arrow == "cancelling > cancelled"
+
+    async def finish() -> None:
+        finisher = Finisher(database, {}, lambda: True, lambda _: None, lambda _: None)
+        finisher.put(job, outcome)
+        writing = asyncio.create_task(finisher.run())
+        assert await finisher.flush(10)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await database.close_loop()
+
+    asyncio.run(finish())
+    (refusal,) = database.read(store.refusals, job.id)
+    assert (refusal.found, refusal.attempt, refusal.worker) == ("cancelled", 1, worker)
+
+
+def test_two_follow_ups_of_one_id_that_are_different_calls_are_refused(app: Onward) -> None:
+    """The second would vanish without a word."""
+
+    @app.task
+    async def child(value: int) -> None: ...
+
+    @app.task(max_attempts=1)
+    async def parent(second: int) -> None:
+        for value in (1, second):
+            current().enqueue(child.using(id=uuid.UUID(int=second)).call(value))
+
+    same, other = parent.enqueue(1), parent.enqueue(2)
+    with app.worker(concurrency=2):
+        wait_over([same, other])
+    assert ends(same) == ["succeeded"]
+    assert ends(other) == ["failed: error"]
+    assert "belongs to another call" in str(last_error(other))
+    assert app.counts()["succeeded"] == 2

@@ -159,12 +159,11 @@ def test_both_sides_of_a_board_see_the_same(board: Board) -> None:
     """Ticks, beats, and what has begun, through another mapping of the same bytes."""
     with closing(Board(3, os.dup(board.fd))) as other:
         board.tick(1.5)
-        board.tick_loop(2.5)
         other.beat(3.5)
         other.stand_still(2.0)
         other.stand_still(0.5)
         place = board.begin(ME, 2, 10.0, 15.0)
-        assert (other.last_tick, other.last_loop_tick) == (1.5, 2.5)
+        assert other.last_tick == 1.5
         assert (board.last_beat, board.stood_still) == (3.5, 2.5)
         assert list(other.begun()) == [Begun(ME, 2, 10.0, 15.0)]
         assert [other.overdue(now) for now in (15.0, 15.1)] == [False, True]
@@ -442,8 +441,31 @@ def test_a_target_that_leads_nowhere_says_what_is_wrong(
         assert "pair_jobs:a" in str(caught.value)
 
 
-def test_an_import_that_fails_inside_the_app_is_shown_as_it_is(folder: Path) -> None:
-    """The missing module is not mistaken for the app's own."""
+def test_a_file_of_a_package_is_imported_as_part_of_it(folder: Path) -> None:
+    """So its tasks have the names under which the rest of the program enqueues them."""
+    package = folder / "parcel"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "near.py").write_text("FOUND = 1\n")
+    (package / "jobs.py").write_text(
+        "from onward import Onward\nfrom .near import FOUND\napp = Onward()\n"
+        "@app.task\ndef work() -> None: ...\n"
+    )
+    app = load_app("parcel/jobs.py:app")
+    assert list(app.tasks) == ["parcel.jobs.work"]
+
+
+def test_a_file_that_is_hidden_behind_another_module_is_refused(folder: Path) -> None:
+    (folder / "calendar.py").write_text("from onward import Onward\napp = Onward()\n")
+    with pytest.raises(AppNotFound, match="hidden behind another module"):
+        load_app("./calendar.py:app")
+
+
+def test_an_import_that_fails_inside_the_app_is_shown_where_it_fails(folder: Path) -> None:
+    """The missing module is not mistaken for the app's own, and no frame of the import is shown."""
     (folder / "needy_jobs.py").write_text("import not_installed_here\n")
-    with pytest.raises(ModuleNotFoundError, match="not_installed_here"):
+    with pytest.raises(AppNotFound, match="needy_jobs cannot be imported") as caught:
         load_app("needy_jobs:app")
+    assert "No module named 'not_installed_here'" in caught.value.why
+    assert 'needy_jobs.py", line 1' in caught.value.why
+    assert "importlib" not in caught.value.why

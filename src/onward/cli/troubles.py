@@ -42,7 +42,10 @@ def without_passwords(text: str) -> str:
     """The text with `***` where the password of this command's URL stands."""
     context = click.get_current_context(silent=True)
     place = context.obj if context is not None and isinstance(context.obj, Place) else Place()
-    parts = urlsplit(place.chosen)
+    try:
+        parts = urlsplit(place.chosen)
+    except ValueError:  # Such a URL is never repeated.
+        return text
     user = parts.netloc.rpartition("@")[0]
     raw = [user.partition(":")[2], *parse_qs(parts.query).get("password", [])]
     for secret in {spelling for word in raw for spelling in (word, unquote(word))}:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import click
 
 from onward.cli.options import Place, database_option, examples, parse_duration
+from onward.config import MOST_CONCURRENCY
 from onward.names import check_name
 
 QueueLimits = tuple[tuple[str, int | None], ...]
+
+
+MOST_DIGITS = 9
 
 
 def parse_queues(
@@ -33,7 +37,7 @@ def _queue(text: str, parameter: click.Parameter) -> tuple[str, int | None]:
     name, colon, limit = text.rpartition(":")
     if not colon:
         return check_name(text, "queue"), None
-    if not limit.isdecimal() or int(limit) < 1:
+    if not limit.isdecimal() or len(limit) > MOST_DIGITS or int(limit) < 1:
         raise click.BadParameter(
             f"{text!r}: the limit behind the colon is a whole number from 1.", param=parameter
         )
@@ -61,7 +65,7 @@ def _queue(text: str, parameter: click.Parameter) -> tuple[str, int | None]:
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, 100_000),
+    type=click.IntRange(1, MOST_CONCURRENCY),
     metavar="N",
     default=10,
     show_default=True,

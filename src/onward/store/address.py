@@ -7,7 +7,7 @@ read is refused here first, in words of our own.
 from __future__ import annotations
 
 import re
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from onward.errors import InvalidOption
 
@@ -25,12 +25,16 @@ def checked(url: str) -> str:
     from psycopg.conninfo import conninfo_to_dict
 
     parts = _split(url)
+    if not url.isprintable():
+        raise _unreadable("it has characters that cannot be printed, or bytes that are no UTF-8")
     user, at, place = parts.netloc.rpartition("@")
     if not url.partition(":")[2].startswith("//"):
         raise _unreadable("after its scheme come two slashes")
     beyond = parts.path + ("" if at else parts.query)
     if "@" in user + beyond or parts.fragment or _STRAY_PERCENT.search(user):
         raise _unreadable("a user or a password has characters that mean something in a URL")
+    if any(not equals for _, equals, _ in _pairs(parts)):
+        raise _unreadable("a parameter has no value; an & in one is written %26")
     if not all(map(_HOST.fullmatch, place.split(","))):
         raise _unreadable("a port is no number")
     spelt = f"postgresql{url[len(parts.scheme) :]}"
@@ -57,8 +61,17 @@ def shown(url: str) -> str:
 
 def shown_query(parts: SplitResult) -> str:
     """The parameters of a URL, but for passwords."""
-    pairs = [pair for pair in parts.query.split("&") if pair]
-    return "&".join(pair for pair in pairs if "password" not in pair.partition("=")[0].lower())
+    # A piece without a `=` may be the rest of a password with an & in it.
+    shown = [
+        f"{name}={value}"
+        for name, equals, value in _pairs(parts)
+        if equals and "password" not in unquote(name).lower()
+    ]
+    return "&".join(shown)
+
+
+def _pairs(parts: SplitResult) -> list[tuple[str, str, str]]:
+    return [pair.partition("=") for pair in parts.query.split("&") if pair]
 
 
 def _split(url: str) -> SplitResult:

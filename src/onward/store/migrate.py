@@ -56,11 +56,22 @@ def check_version(shown_url: str, dialect: str, applied: int) -> None:
             why="a newer version of Onward has migrated the database",
             fix="upgrade the onward package here",
         )
-    command = "init" if applied == 0 else "migrate"
+    if applied == 0:
+        raise schema_missing(shown_url)
     raise SchemaMissing(
-        f"{shown_url} has no Onward schema"
-        if applied == 0
-        else f"{shown_url} has Onward's schema {applied}; this version needs {wanted}",
-        why="tables are created and changed only when you say so",
-        fix=f"onward db {command} --database {shown_url}",
+        f"{shown_url} has Onward's schema {applied}; this version needs {wanted}",
+        why=ONLY_WHEN_TOLD,
+        fix=f"onward db migrate --database {shown_url}",
+    )
+
+
+ONLY_WHEN_TOLD = "tables are created and changed only when you say so"
+
+
+def schema_missing(shown_url: str) -> SchemaMissing:
+    """A database without Onward's tables, as an error."""
+    return SchemaMissing(
+        f"{shown_url} has no Onward schema",
+        why=ONLY_WHEN_TOLD,
+        fix=f"onward db init --database {shown_url}",
     )

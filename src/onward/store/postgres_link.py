@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,7 +19,7 @@ from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.store.coalesce import AsyncCoalescer
 from onward.store.database import Again, Duplicate, Refused
-from onward.store.migrate import check_version
+from onward.store.migrate import schema_missing
 
 if TYPE_CHECKING:
     from onward.store.postgres import PostgresDatabase
@@ -57,7 +58,7 @@ REFUSED = (
     # To psycopg an operational error; it means a name too long for an index.
     errors.ProgramLimitExceeded,
 )
-MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction)
+MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
 LIMIT = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}s'".encode()
@@ -73,17 +74,15 @@ def translated(database: PostgresDatabase) -> Generator[None]:
         raise
     except MISSING as error:
         database.forget_schema()
-        check_version(database.shown_url, "postgres", 0)
-        raise DatabaseUnavailable(str(error)) from error
+        raise schema_missing(database.shown_url) from error
     except errors.UniqueViolation as error:
         raise Duplicate(f"{database.shown_url}: {first_line(error)}") from error
     except REFUSED as error:
         raise Refused(f"{database.shown_url} refuses the write: {first_line(error)}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        why, fix = _cause(str(error))
         raise DatabaseUnavailable(
-            f"{database.shown_url} cannot be reached: {first_line(error)}",
-            why="the server is down, restarting, out of connections, or the network is cut",
-            fix="check that the server answers: psql, pg_isready; Onward goes on when it is back",
+            f"{database.shown_url} cannot be reached: {first_line(error)}", why=why, fix=fix
         ) from error
     except psycopg.Error as error:
         # A standby, a missing privilege, a session that was ended: no fault of the data, so it
@@ -93,6 +92,37 @@ def translated(database: PostgresDatabase) -> Generator[None]:
             why=f"PostgreSQL answers {type(error).__name__}",
             fix="see PostgreSQL's log; Onward goes on when the cause is gone",
         ) from error
+
+
+_CAUSES = (
+    (
+        r'database ".*" does not exist',
+        "the server answers, and has no database of that name",
+        "createdb NAME, or mend the URL: postgresql://user@host/NAME",
+    ),
+    (
+        r'role ".*" does not exist|authentication failed|no pg_hba.conf entry|no password supplied',
+        "the server answers, and does not let this user in",
+        "mend the user or the password in the URL, or pg_hba.conf",
+    ),
+    (
+        r"could not translate host name|[Nn]ame or service not known|failed to resolve host",
+        "no machine of that name is known here",
+        "mend the host in the URL: postgresql://user@HOST/name",
+    ),
+)
+"""What PostgreSQL's words at a failed connection mean; such an error bears no code."""
+
+
+def _cause(text: str) -> tuple[str, str]:
+    """Why a server cannot be reached, and what helps."""
+    for words, why, fix in _CAUSES:
+        if re.search(words, text):
+            return why, fix
+    return (
+        "the server is down, restarting, out of connections, or the network is cut",
+        "check that the server answers: psql, pg_isready; Onward goes on when it is back",
+    )
 
 
 class AsyncSide:

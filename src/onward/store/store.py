@@ -149,6 +149,11 @@ def enqueue_again(
     Raises:
         IdConflict: an id belongs to a call of another task or with other arguments.
     """
+    first: dict[str, NewJob] = {}
+    for job in jobs:
+        other = first.setdefault(job.id, job)
+        if other.task != job.task or not same(job, other.args):
+            raise _conflict(job.id, other.task)
     rows = yield Statement("enqueue_again", {"jobs": dumps(jobs)}, alone=False)
     born: set[str] = {row[0] for row in rows}
     # A job may have ended between the two statements: then roll back, and look again with that
@@ -168,11 +173,15 @@ def _check_same(job: NewJob, same: Callable[[NewJob, str], bool]) -> Op[None]:
         raise Again  # It was there, and was pruned just now.
     task, args = rows[0][1], rows[0][7]
     if task != job.task or not same(job, args):
-        raise IdConflict(
-            f"job id {job.id} belongs to another call, of {task}",
-            why="an explicit id makes an enqueue repeatable: the same id means the same call",
-            fix="use a new id for a new call; uuid.uuid5(namespace, key) makes one from your key",
-        )
+        raise _conflict(job.id, task)
+
+
+def _conflict(id: str, task: str) -> IdConflict:
+    return IdConflict(
+        f"job id {id} belongs to another call, of {task}",
+        why="an explicit id makes an enqueue repeatable: the same id means the same call",
+        fix="use a new id for a new call; uuid.uuid5(namespace, key) makes one from your key",
+    )
 
 
 def claim(

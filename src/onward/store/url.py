@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from onward.errors import DriverMissing, InvalidOption
 from onward.store.address import checked
@@ -48,8 +49,14 @@ def _sqlite(url: str, driver: str) -> Database:
     from onward.store.sqlite import SqliteDatabase
     from onward.store.sqlite_driver import driver as load
 
-    parts = urlsplit(url)
+    parts = _split(url)
     path = unquote(parts.path.removeprefix("/"))
+    if not path.isprintable() or (path.startswith("~") and expanduser(path) == path):
+        raise InvalidOption(
+            f"the database URL {_shorten(url)!r} names no file",
+            why="its path has characters that cannot be printed, or the ~ of somebody unknown here",
+            fix="sqlite:////home/you/onward.db",
+        )
     if parts.netloc or not path or path == ":memory:" or path.endswith("/"):
         raise InvalidOption(
             f"the database URL {_shorten(url)!r} names no file",
@@ -64,6 +71,17 @@ def _sqlite(url: str, driver: str) -> Database:
             fix="full (the default: a commit survives a power cut) or normal",
         )
     return SqliteDatabase(Path(path), load(driver), synchronous=_SYNCHRONOUS[wanted])
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise InvalidOption(
+            f"the database URL {_shorten(url)!r} cannot be read",
+            why=str(error),
+            fix="percent-encode what means something in a URL: urllib.parse.quote(path)",
+        ) from None
 
 
 def _postgres(url: str, schema: str, listen_url: str | None) -> Database:

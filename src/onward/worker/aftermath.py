@@ -21,7 +21,8 @@ MOST_REMEMBERED = 100
 
 class Deaths:
     """The last processes of this supervisor that died. A claim may commit just after its worker was
-    buried; whoever finds that job still knows that it never began.
+    declared lost; when our keeper finds that job we still know that it never began. (To the keeper
+    of another supervisor it is a loss.)
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class Aftermath:
         if attempt is None:
             return settle(job, Released("its worker died before it began"), backoff, chance=0)
         if attempt.deadline < self._now:
-            text = f"the attempt passed its time limit of {job.timeout} seconds; {reason}"
+            text = f"the attempt passed its time limit of {job.timeout:g} s; {reason}"
             outcome = TimedOut(plain_error("TimeLimit", text))
             return settle(job, outcome, backoff, chance=random.random())
         if self._in_order:

@@ -3,8 +3,9 @@ help.
 
 A few shared bytes. The worker writes when it last ticked and which attempts have begun, with their
 deadlines; the supervisor writes when it last renewed the lease. Reading needs nobody to answer, so
-a process that is frozen, or whose loop or interpreter is held by one job, is seen as it is. All
-times are `time.monotonic()`, which the processes of a machine share.
+a process that is frozen, or whose interpreter is held by one job, is seen as it is, and so is an
+attempt that is past its limit on a blocked loop. All times are `time.monotonic()`, which the
+processes of a machine share.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec import Struct
 
-_HEAD = struct.Struct("<dddBBxxxxxxd")
+_HEAD = struct.Struct("<ddBBxxxxxxd")
 _SLOT = struct.Struct("<dd36sIBxxx")
 _TIME = struct.Struct("<d")
 _EMPTY = bytes(_SLOT.size)
-_BEAT, _TICK, _LOOP, _LOST, _STOPPED, _STILL = 0, 8, 16, 24, 25, 32
+_BEAT, _TICK, _LOST, _STOPPED, _STILL = 0, 8, 16, 17, 24
 
 FOREVER = 1e300
 
@@ -72,10 +74,6 @@ class Board:
     def tick(self, now: float) -> None:
         """The process lives: written by a thread of its own."""
         _TIME.pack_into(self._map, _TICK, now)
-
-    def tick_loop(self, now: float) -> None:
-        """The loop turns."""
-        _TIME.pack_into(self._map, _LOOP, now)
 
     def begin(self, job: str, attempt: int, started: float, deadline: float) -> int:
         """Write down that a body begins; returns its place."""
@@ -135,10 +133,6 @@ class Board:
         return float(_TIME.unpack_from(self._map, _TICK)[0])
 
     @property
-    def last_loop_tick(self) -> float:
-        return float(_TIME.unpack_from(self._map, _LOOP)[0])
-
-    @property
     def stood_still(self) -> float:
         """For how long in all everything stood still: no attempt worked in that time."""
         return float(_TIME.unpack_from(self._map, _STILL)[0])
@@ -153,16 +147,16 @@ class Board:
 
     def begun(self) -> Iterator[Begun]:
         """The attempts whose bodies have begun, and whose outcomes are not written."""
-        for place in range(self.slots):
-            started, deadline, job, attempt, taken = _SLOT.unpack_from(
-                self._map, _HEAD.size + place * _SLOT.size
-            )
+        for started, deadline, job, attempt, taken in self._slots():
             if taken:
                 yield Begun(job.decode(), attempt, started, deadline)
 
     def overdue(self, now: float) -> bool:
         """Whether some attempt is past its deadline."""
-        return any(begun.deadline < now for begun in self.begun())
+        return any(slot[4] and slot[1] < now for slot in self._slots())
+
+    def _slots(self) -> Iterator[tuple[Any, ...]]:
+        return _SLOT.iter_unpack(self._map[_HEAD.size :])
 
 
 def _nameless_file() -> int:

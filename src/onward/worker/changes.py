@@ -34,6 +34,7 @@ def told(change: Change, level: int) -> Happened:
         name=f"job.{change.event}",
         level=level,
         job=change.id,
+        task=change.task,
         attempt=change.attempt,
         worker=change.worker,
         fields=fields,

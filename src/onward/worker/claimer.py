@@ -56,6 +56,7 @@ class Claimer:
     ) -> None:
         self._database = database
         self._worker = worker
+        self._known = frozenset(tasks)
         self._tasks = store.dumps(sorted(tasks))
         self._queues = queues
         self._poll = poll
@@ -153,7 +154,7 @@ class Claimer:
         got = 0
         for lane, after in self._lanes.order():
             asked = min(room - got, self._limit(lane[0]))
-            if asked > 0:
+            if asked > 0 and not self.stopping.is_set():
                 got += await self._claim_lane(lane, after, asked)
             if got >= room:
                 break
@@ -213,7 +214,7 @@ class Claimer:
             return
         self._told_unknown = now
         for queue, task, count in await self._database.aread(store.read, "waiting_tasks"):
-            if queue in self._queues and f'"{task}"' not in self._tasks:
+            if queue in self._queues and task not in self._known:
                 emit(
                     Happened(
                         name="task.unknown",
@@ -223,7 +224,8 @@ class Claimer:
                         fields={
                             "queue": queue,
                             "due": count,
-                            "hint": "deploy it, or start a worker that has it",
+                            "hint": "import the module that declares it where the app is made,"
+                            " deploy it, or start a worker that has it",
                         },
                     )
                 )

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from onward.app import Onward
+from onward.config import MOST_CONCURRENCY, check_range
 from onward.ids import new_id
 from onward.store.store import Registration
 from onward.version import version
@@ -51,6 +52,7 @@ class EmbeddedWorker:
         queues: Sequence[str] | None = None,
         until_empty: bool = False,
     ) -> None:
+        check_range("concurrency", concurrency, 1, MOST_CONCURRENCY)
         self._app = app
         self._queues = queues_of(app, [(queue, None) for queue in queues] if queues else None)
         self._concurrency = concurrency
@@ -139,7 +141,8 @@ class EmbeddedWorker:
         finally:
             for number, before in handled.items():
                 self._loop.remove_signal_handler(number)
-                signal.signal(number, before)
+                # None: what was there was not set from Python.
+                signal.signal(number, signal.SIG_DFL if before is None else before)
 
     async def _live(self) -> str:
         """One worker's life, from its registration to its end."""

@@ -328,7 +328,7 @@ class Executor:
 
     def _limit_text(self, held: Held) -> str:
         return plain_error(
-            "TimeLimit", f"the attempt passed its time limit of {held.job.timeout:g} seconds"
+            "TimeLimit", f"the attempt passed its time limit of {held.job.timeout:g} s"
         )
 
     # --- cancel and stop --------------------------------------------------------------------------

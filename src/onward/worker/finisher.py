@@ -18,6 +18,7 @@ from typing import Any
 from onward.errors import DatabaseUnavailable
 from onward.events import Happened, emit, wanted
 from onward.job import Change, Job
+from onward.lifecycle import OWNED
 from onward.policy import Backoff, Outcome, Raised, settle
 from onward.store import store
 from onward.store.database import Database, Refused, halves
@@ -166,7 +167,7 @@ class Finisher:
             found, ours = answer
             if ours:
                 return self._report([change])
-            if found is None or (found.attempt, found.worker) != (job.attempt, job.worker):
+            if found is None or not _still_ours(found, job):
                 return await self._refused(change, found)
             if change.id in self._problems:
                 outcome = Raised(self._unwritable(change))
@@ -241,6 +242,13 @@ class Finisher:
             self._writing.pop(change.id, None)
             self._problems.pop(change.id, None)
         self._written(changes)
+
+
+def _still_ours(found: Job, job: Job) -> bool:
+    """Whether this attempt is still under way with the same owner. What has ended keeps the name of
+    the owner that it had, a sweep's doing too.
+    """
+    return found.state in OWNED and (found.attempt, found.worker) == (job.attempt, job.worker)
 
 
 def _first_line(error: Exception) -> str:

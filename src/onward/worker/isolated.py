@@ -34,6 +34,9 @@ def main() -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = socket.socket(fileno=fd)
+    sys.path[:0] = [
+        place for place in os.environ["ONWARD_PATH"].split(os.pathsep) if place not in sys.path
+    ]
     try:
         app = load_app(os.environ["ONWARD_TARGET"])
         for module in os.environ["ONWARD_MODULES"].split():

@@ -125,7 +125,7 @@ class Isolation:
             "ONWARD_OPTIONS": options,
             "ONWARD_MODULES": " ".join(modules),
             # Where this process found the app: the folder of a script is in no other's path.
-            "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path),
+            "ONWARD_PATH": os.pathsep.join(place or os.getcwd() for place in sys.path),
         }
         self._free: list[_Child] = []
         self._running: set[asyncio.Task[None]] = set()
@@ -210,7 +210,8 @@ class Isolation:
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "onward.worker.isolated", str(fd), str(os.getpid())],
+            # -P: no file of the app's folder can stand for a module of the standard library here.
+            [sys.executable, "-P", "-m", "onward.worker.isolated", str(fd), str(os.getpid())],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             env=os.environ | self._environment,

@@ -87,6 +87,8 @@ class Keeper:
         """
         now = time.monotonic()
         leases = await self._database.aread(store.leases)
+        if time.monotonic() - now > PROMPT:
+            self._seen.clear()  # We stood still ourselves, or could not ask.
         for lease, reason, proven in self.vanished(leases, now):
             await self._lose(lease, reason, proven)
         return await self.take_back()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,9 @@ import msgspec
 
 from onward.app import Onward
 from onward.errors import AppNotFound
+
+OURS = str(Path(__file__).parents[1])
+"""Where Onward's own code is."""
 
 
 def load_app(target: str) -> Onward:
@@ -30,7 +34,12 @@ def load_app(target: str) -> Onward:
     place, _, name = target.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    module = _module(place, target)
+    try:
+        module = _module(place, target)
+    except AppNotFound:
+        raise
+    except Exception as error:
+        raise _broken(place, error) from error
     return _named(module, name, target) if name else _only(module, target)
 
 
@@ -66,6 +75,21 @@ def point_at(app: Onward, options: str) -> None:
         app.use(found.pop("url"), **found)
 
 
+def _broken(place: str, error: Exception) -> AppNotFound:
+    """The app's own code raised while it was imported: where, without the frames of the import."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen", OURS)) and "importlib" not in frame.filename
+    ]
+    told = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    return AppNotFound(
+        f"{place} cannot be imported",
+        why="".join(told).strip(),
+        fix="mend what it says, or install what is missing where the worker runs",
+    )
+
+
 def _module(place: str, target: str) -> ModuleType:
     if place.endswith(".py"):
         return _from_file(Path(place), target)
@@ -83,14 +107,38 @@ def _module(place: str, target: str) -> ModuleType:
 
 def _from_file(path: Path, target: str) -> ModuleType:
     if not path.exists():
-        raise AppNotFound(f"there is no file {path}", why=f"the target is {target!r}")
-    name = path.stem
+        raise AppNotFound(
+            f"there is no file {path}",
+            why=f"the target is {target!r}, and Python looks in {os.getcwd()}",
+            fix="path/to/file.py:app, or the module: package.module:app",
+        )
+    name, folder = _place_of(path.absolute())
     loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-        return loaded
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    return importlib.import_module(name)
+    if loaded is None or getattr(loaded, "__file__", None) != str(path):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+        loaded = importlib.import_module(name)
+    found = getattr(loaded, "__file__", None)
+    if found is not None and Path(found).resolve() != path.resolve():
+        raise AppNotFound(
+            f"{path} is hidden behind another module of that name",
+            why=f"`import {name}` gives {found}",
+            fix="give the file another name",
+        )
+    return loaded
+
+
+def _place_of(file: Path) -> tuple[str, Path]:
+    """The name under which a file is imported, and the folder that must be in the path for it: a
+    file of a package is imported as part of it, so that its tasks have the names they have
+    elsewhere.
+    """
+    parts = [] if file.name == "__init__.py" else [file.stem]
+    folder = file.parent
+    while (folder / "__init__.py").exists():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts), folder
 
 
 def _named(module: ModuleType, name: str, target: str) -> Onward:

@@ -49,6 +49,7 @@ class WorkerProcess:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # No file of the app's folder can stand for a standard module in our code.
                 "-m",
                 "onward.worker.child",
                 stdin=asyncio.subprocess.DEVNULL,

@@ -135,7 +135,9 @@ class Supervisor:
         self._stopping.set()
         for child in self._children:
             child.terminate()
-        emit(Happened(name="supervisor.stopping", fields={"grace": 0 if again else grace}))
+        hint = None if again else "running jobs may end; the same signal again stops at once"
+        fields = {"grace": 0 if again else grace, "hint": hint}
+        emit(Happened(name="supervisor.stopping", fields=fields))
 
     # --- one place for a process ------------------------------------------------------------------
 

@@ -202,8 +202,8 @@ class Worker:
     # --- look after what is held ------------------------------------------------------------------
 
     async def _look_after(self) -> None:
-        """Once a second: cancels, held retries, backlog; with every beat, what the database says we
-        own.
+        """Every `cancel_poll` seconds: cancels, held retries, backlog; with every beat, what the
+        database says we own.
         """
         compared = time.monotonic()
         while True:
@@ -249,9 +249,8 @@ class Worker:
     # --- the end ----------------------------------------------------------------------------------
 
     async def _until_end(self) -> str:
-        """Wait for a reason to end; meanwhile show that the loop turns."""
+        """Wait for a reason to end."""
         while True:
-            self._board.tick_loop(time.monotonic())
             try:
                 async with asyncio.timeout(min(0.2, self._settings.beat / 4)):
                     await self._stop.wait()
@@ -298,7 +297,6 @@ class Worker:
     async def _drain(self, grace: float) -> None:
         end = time.monotonic() + grace
         while time.monotonic() < end and not self._now.is_set():
-            self._board.tick_loop(time.monotonic())
             if await self.executor.empty(min(0.1, max(0.0, end - time.monotonic()))):
                 if not self.claimer.in_flight:
                     return

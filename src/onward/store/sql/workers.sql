@@ -148,12 +148,12 @@ SELECT id, attempt FROM onward.job WHERE worker = :worker AND state = 'cancellin
 SELECT CAST(id AS text), attempt FROM onward.job WHERE worker = CAST(:worker AS uuid) AND state = 'cancelling'
 
 -- name: workers
--- All workers that the database remembers, newest first. Ages and times left are in seconds.
+-- All workers that the database remembers, those that live first, then the newest. Ages and times left are in seconds.
 -- sqlite
 SELECT w.id, w.name, w.host, w.pid, w.version, w.state, w.queues, w.tasks, w.concurrency, w.idle,
        w.lease_until - onward.clock(), w.started_at, onward.clock() - w.beat_at, w.ended_at, w.reason,
        (SELECT count(*) FROM onward.job j WHERE j.worker = w.id)
-FROM onward.worker AS w ORDER BY w.id DESC LIMIT :limit
+FROM onward.worker AS w ORDER BY w.state IN ('active', 'draining') DESC, w.id DESC LIMIT :limit
 -- postgres
 SELECT CAST(w.id AS text), w.name, w.host, w.pid, w.version, w.state, CAST(to_json(w.queues) AS text),
        CAST(to_json(w.tasks) AS text), w.concurrency, w.idle,
@@ -162,4 +162,4 @@ SELECT CAST(w.id AS text), w.name, w.host, w.pid, w.version, w.state, CAST(to_js
        CAST(extract(epoch FROM onward.clock() - w.beat_at) AS float8),
        CAST(extract(epoch FROM w.ended_at) AS float8), w.reason,
        (SELECT count(*) FROM onward.job j WHERE j.worker = w.id)
-FROM onward.worker AS w ORDER BY w.id DESC LIMIT :limit
+FROM onward.worker AS w ORDER BY w.state IN ('active', 'draining') DESC, w.id DESC LIMIT :limit

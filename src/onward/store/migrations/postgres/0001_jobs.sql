@@ -1,5 +1,5 @@
 -- Onward on PostgreSQL, schema 1. Read from top to bottom; the reasons stand above each part.
--- `onward` is the name of the schema; another name can be set in the app's URL or options.
+-- `onward` is the name of the schema; another name can be given to the app (`schema=`).
 
 CREATE SCHEMA IF NOT EXISTS onward;
 
