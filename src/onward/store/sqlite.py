@@ -239,6 +239,7 @@ class SqliteDatabase:
             connection.busy_timeout(BUSY_SECONDS)
             self._into_wal(connection)
             connection.rows(f"PRAGMA synchronous={self._synchronous}")
+            connection.rows("PRAGMA temp_store=MEMORY")  # What RETURNING gathers is no file.
             connection.rows("PRAGMA journal_size_limit=16777216")
         return connection
 

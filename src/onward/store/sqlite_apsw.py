@@ -44,6 +44,9 @@ class ApswDriver:
     def open(self, path: Path, clock: Callable[[], float]) -> Connection:
         connection: Any = apsw.Connection(str(path))
         connection.create_scalar_function("onward_clock", clock, 0, deterministic=True)
+        # One plan a statement, whatever it is given: a library with STAT4 would else prepare it
+        # anew each time that other values are bound.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         return ApswConnection(connection)
 
     def code(self, error: BaseException) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ class StdlibDriver:
     def open(self, path: Path, clock: Callable[[], float]) -> Connection:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         connection.create_function("onward_clock", 0, clock, deterministic=True)
+        if sys.version_info >= (3, 12):  # See `sqlite_apsw`.
+            connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_QPSG)
         return StdlibConnection(connection)
 
     def code(self, error: BaseException) -> int:
