@@ -12,12 +12,13 @@ USER_STAMP := $(VENV)/.installed-user
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo venv test soak bench bench-peers lint format clean
+.PHONY: help demo venv test soak torture bench bench-peers lint format clean
 
 help:
 	@echo "make demo    a guided tour in a minute: jobs, a crash, a recovery"
 	@echo "make test    every test, on SQLite and on PostgreSQL"
 	@echo "make soak    the long tests: minutes of load and faults"
+	@echo "make torture BUDGET=3600 SEED=7   search for violations of what is promised"
 	@echo "make bench   Onward beside the bare loop, on both databases: BENCH='S1 S3' for some"
 	@echo "make bench-peers   the same workloads on other systems, installed for it"
 	@echo "make lint    ruff, pyright and mypy"
@@ -35,6 +36,11 @@ test: $(DEV_STAMP)
 
 soak: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+
+# Every search, on all cores, for BUDGET seconds; SEED repeats an earlier run.
+BUDGET ?= 3600
+torture: $(DEV_STAMP)
+	$(BIN)/python -m tests.proof --budget $(BUDGET) $(if $(SEED),--seed $(SEED))
 
 bench: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks $(BENCH)

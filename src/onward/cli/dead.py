@@ -27,8 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 COLUMNS = (
     Column("id"),
     Column("task", elastic=True),
-    Column("queue", elastic=True),
-    Column("attempt"),
+    Column("queue", elastic=True, spare=True),
+    Column("attempt", spare=True),
     Column("died_at", "died"),
     Column("reason"),
     Column("error", elastic=True),

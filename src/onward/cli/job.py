@@ -26,10 +26,10 @@ COLUMNS = (
     Column("id"),
     Column("state"),
     Column("task", elastic=True),
-    Column("queue", elastic=True),
-    Column("priority", "prio"),
+    Column("queue", elastic=True, spare=True),
+    Column("priority", "prio", spare=True),
     Column("tries"),
-    Column("created_at", "created"),
+    Column("created_at", "created", spare=True),
     Column("when"),
     Column("note", elastic=True),
 )

@@ -19,6 +19,9 @@ GAP = 2
 NARROWEST = 8
 """What is left of an elastic column at least."""
 
+READABLE = 20
+"""Before less than this is left of an elastic column, columns that can be spared go."""
+
 STYLES: dict[str, str] = {
     JobState.WAITING: "bright_black",
     JobState.QUEUED: "cyan",
@@ -49,15 +52,23 @@ class Column:
         title: its heading; by default the key.
         elastic: it gives way on a narrow screen: its texts are cut there.
         wraps: its texts go on in the next line instead of being cut.
+        spare: it is left out where the screen is too narrow for the others.
     """
 
     def __init__(
-        self, key: str, title: str | None = None, *, elastic: bool = False, wraps: bool = False
+        self,
+        key: str,
+        title: str | None = None,
+        *,
+        elastic: bool = False,
+        wraps: bool = False,
+        spare: bool = False,
     ) -> None:
         self.key = key
         self.title = (title or key.replace("_", " ")).upper()
         self.elastic = elastic or wraps
         self.wraps = wraps
+        self.spare = spare
 
 
 def style_of(value: Any) -> str:
@@ -79,6 +90,7 @@ def draw_table(
 ) -> None:
     """Print a heading and a row for each item."""
     columns = [c for c in columns if not c.elastic or any(drawn(i.get(c.key), now) for i in items)]
+    columns = _affordable(console.width, columns, items, now)
     values = [[item.get(column.key) for column in columns] for item in items]
     texts = [[spelt(drawn(value, now)) for value in row] for row in values]
     widths = _widths(console.width, columns, texts)
@@ -91,6 +103,24 @@ def draw_table(
             for value, text, column, width in zip(row, shown, columns, widths, strict=True)
         ]
         console.print(_row(cells, widths, right), no_wrap=True, overflow="crop")
+
+
+def _affordable(
+    screen: int, columns: Sequence[Column], items: Sequence[Item], now: float
+) -> Sequence[Column]:
+    """The columns without those that must be spared, the last of them first, so that the others can
+    be read.
+    """
+    while spare := [column for column in columns if column.spare]:
+        texts = [[spelt(drawn(item.get(c.key), now)) for c in columns] for item in items]
+        whole, given = _widths(10_000, columns, texts), _widths(screen, columns, texts)
+        cramped = any(
+            now_wide < min(wide, READABLE) for wide, now_wide in zip(whole, given, strict=True)
+        )
+        if not cramped and sum(given) + GAP * (len(given) - 1) <= screen:
+            break
+        columns = [column for column in columns if column is not spare[-1]]
+    return columns
 
 
 def _widths(screen: int, columns: Sequence[Column], texts: Sequence[Sequence[str]]) -> list[int]:
