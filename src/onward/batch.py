@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onward.codec import Signature
-from onward.errors import DatabaseError, IdConflict, JobNotFound, PayloadUnreadable
+from onward.errors import (
+    DatabaseError,
+    DatabaseUnavailable,
+    IdConflict,
+    JobNotFound,
+    PayloadUnreadable,
+)
 from onward.foreign import ENCODER
 from onward.handle import Handle
 from onward.job import NewJob
@@ -45,7 +51,10 @@ def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
                 repeats=part.repeats,
             )
         elif part.several:
-            there |= app.database.run(part.write)
+            try:
+                there |= app.database.run(part.write)
+            except DatabaseUnavailable:  # It may have taken: the repeat meets its own rows.
+                there |= app.database.run(part.write)
             if app.database.notifies:
                 with suppress(DatabaseError):  # A hint: what is written stays written.
                     app.database.enqueue([])  # Writes nothing, and wakes a worker that waits.
@@ -68,7 +77,10 @@ async def aenqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[A
                 repeats=part.repeats,
             )
         elif part.several:
-            there |= await app.database.arun(part.write)
+            try:
+                there |= await app.database.arun(part.write)
+            except DatabaseUnavailable:
+                there |= await app.database.arun(part.write)
             if app.database.notifies:
                 with suppress(DatabaseError):
                     await app.database.aenqueue([])

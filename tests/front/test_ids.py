@@ -96,7 +96,7 @@ def test_a_job_that_is_pruned_between_two_looks_is_looked_at_again(
     app: Onward, send: SyncTask[..., int], looks: int
 ) -> None:
     task = send.using(id=uuid.uuid4())
-    row = app.database.read(store.read, "job", id=task.enqueue("x").id)
+    row = app.database.read(store.read, "calls", ids=store.dumps([task.enqueue("x").id]))
     part = batch._Part(None)
     part.add(task.call("x"))
     writing = part.write()

@@ -15,6 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from onward import Onward
+from onward.app import requeue_change
+from onward.batch import MOST_ROWS
 from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.lifecycle import JobState
@@ -31,8 +34,10 @@ from tests.store.builders import (
     TASK,
     Hand,
     apply,
+    bury,
     claim,
     enqueue,
+    get,
     hand,
     new_job,
     register,
@@ -619,6 +624,57 @@ def test_an_enqueue_whose_repeat_is_lost_too_says_that_nothing_is_known(
     assert behind.read(store.counts)["queued"] == 1
 
 
+@pytest.mark.parametrize("how", ["thread", "loop"])
+def test_a_decision_whose_commit_finds_no_answer_is_not_made_again(
+    proxy: Proxy, behind: PostgresDatabase, how: str
+) -> None:
+    """It would meet its own doing, and call what took an illegal move."""
+    job = running(behind)
+    apply(behind, bury(job))
+    behind.read(store.now)
+    proxy.lose_answer(COMMIT)
+
+    def requeue() -> None:
+        if how == "thread":
+            behind.run(store.move, job.id, requeue_change)
+        else:
+            asyncio.run(on_loop(behind, lambda: behind.arun(store.move, job.id, requeue_change)))
+
+    with pytest.raises(DatabaseUnavailable, match="COMMIT"):
+        requeue()
+    assert proxy.lost
+    assert (get(behind, job.id).state, get(behind, job.id).attempt) == (JobState.QUEUED, 2)
+
+
+@pytest.mark.parametrize("how", ["thread", "loop"])
+def test_many_at_once_whose_commit_finds_no_answer_are_written_once(
+    proxy: Proxy, behind: PostgresDatabase, how: str
+) -> None:
+    """They bear their ids, so the repeat meets its own rows."""
+    app = Onward(behind.url)
+
+    @app.task
+    def nothing(number: int) -> None: ...
+
+    calls = [nothing.call(number) for number in range(MOST_ROWS + 1)]
+    app.database.read(store.now)
+    proxy.lose_answer(COMMIT)
+
+    async def many() -> None:
+        try:
+            await app.aenqueue_many(calls)
+        finally:
+            await app.aclose()
+
+    if how == "thread":
+        app.enqueue_many(calls)
+    else:
+        asyncio.run(many())
+    assert proxy.lost
+    assert app.counts()["queued"] == MOST_ROWS + 1
+    app.close()
+
+
 def test_callers_that_shared_a_lost_commit_each_have_their_job(
     proxy: Proxy, behind: PostgresDatabase
 ) -> None:
@@ -662,12 +718,14 @@ def test_a_finish_whose_answer_is_lost_is_recognised(
 def test_follow_ups_of_a_finish_whose_answer_is_lost_are_written_once(
     proxy: Proxy, behind: PostgresDatabase
 ) -> None:
-    """Job and children were one transaction: the repeat finds the job over and writes no child
-    again.
+    """Job and children were one transaction: a repeat finds the job over and writes no child again,
+    and a look tells that it took.
     """
     job, child = running(behind), new_job()
     change = succeed(job, follow_ups=(child,))
     proxy.lose_answer(COMMIT)
+    with pytest.raises(DatabaseUnavailable):
+        apply(behind, change)
     assert apply(behind, change) == set()
     assert behind.run(store.look, change)[1]
     counts = behind.read(store.counts)

@@ -37,6 +37,7 @@ from onward.store.postgres_link import (
     LIMIT,
     MOST_CONNECTIONS,
     AsyncSide,
+    commit_watched,
     deadline,
     first_line,
     options,
@@ -225,13 +226,14 @@ class PostgresDatabase:
             return nothing
         if first.alone and not self._strict:
             return _end(op, self._rows(connection, first))
-        with connection.transaction():
+        with commit_watched(self.shown_url) as commit, connection.transaction():
             connection.execute(LIMIT)
             rows = self._rows(connection, first)
             while True:
                 try:
                     statement = op.send(rows)
                 except StopIteration as end:
+                    commit.is_next = True
                     answer: T = end.value
                     return answer
                 rows = self._rows(connection, statement)
@@ -304,16 +306,18 @@ class PostgresDatabase:
             return nothing
         if first.alone and not self._strict:
             return _end(op, await self._arows(connection, first))
-        async with connection.transaction():
-            await connection.execute(LIMIT)
-            rows = await self._arows(connection, first)
-            while True:
-                try:
-                    statement = op.send(rows)
-                except StopIteration as end:
-                    answer: T = end.value
-                    return answer
-                rows = await self._arows(connection, statement)
+        with commit_watched(self.shown_url) as commit:
+            async with connection.transaction():
+                await connection.execute(LIMIT)
+                rows = await self._arows(connection, first)
+                while True:
+                    try:
+                        statement = op.send(rows)
+                    except StopIteration as end:
+                        commit.is_next = True
+                        answer: T = end.value
+                        return answer
+                    rows = await self._arows(connection, statement)
 
     async def _arows(self, connection: psycopg.AsyncConnection, statement: Statement) -> Rows:
         text = psycopg_text(statement.name, self.schema)

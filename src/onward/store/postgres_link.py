@@ -94,6 +94,30 @@ def translated(database: PostgresDatabase) -> Generator[None]:
         ) from error
 
 
+class Commit:
+    """Whether a transaction has come to its COMMIT."""
+
+    is_next = False
+
+
+@contextlib.contextmanager
+def commit_watched(shown_url: str) -> Generator[Commit]:
+    """A transaction whose COMMIT found no answer is not begun again: perhaps it took, and then the
+    same decision would meet its own doing.
+    """
+    commit = Commit()
+    try:
+        yield commit
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        if not commit.is_next or isinstance(error, AGAIN):
+            raise
+        raise DatabaseUnavailable(
+            f"{shown_url} did not answer a COMMIT: {first_line(error)}",
+            why="the connection broke; nobody knows whether the transaction took",
+            fix="look whether it did before it is repeated",
+        ) from error
+
+
 _CAUSES = (
     (
         r'database ".*" does not exist',

@@ -161,19 +161,21 @@ def enqueue_again(
     rows = yield Statement("finished_among", {"ids": dumps([job.id for job in jobs])}, alone=False)
     if any(row[0] in born for row in rows):
         raise Again
-    for job in jobs:
-        if job.id not in born:
-            yield from _check_same(job, same)
+    there = [job for job in jobs if job.id not in born]
+    if there:
+        yield from _check_same(there, same)
     return born
 
 
-def _check_same(job: NewJob, same: Callable[[NewJob, str], bool]) -> Op[None]:
-    rows = yield Statement("job", {"id": job.id}, alone=False)
-    if not rows:
-        raise Again  # It was there, and was pruned just now.
-    task, args = rows[0][1], rows[0][7]
-    if task != job.task or not same(job, args):
-        raise _conflict(job.id, task)
+def _check_same(jobs: Sequence[NewJob], same: Callable[[NewJob, str], bool]) -> Op[None]:
+    rows = yield Statement("calls", {"ids": dumps([job.id for job in jobs])}, alone=False)
+    known = {row[0]: (row[1], row[2]) for row in rows}
+    for job in jobs:
+        if job.id not in known:
+            raise Again  # It was there, and was pruned just now.
+        task, args = known[job.id]
+        if task != job.task or not same(job, args):
+            raise _conflict(job.id, task)
 
 
 def _conflict(id: str, task: str) -> IdConflict:

@@ -85,6 +85,14 @@ SELECT id FROM onward.finished WHERE id IN (SELECT value FROM json_each(:ids))
 SELECT CAST(id AS text) FROM onward.finished
 WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
 
+-- name: calls
+-- What is called by these jobs, wherever they stand: whether a repeated enqueue is a repeat.
+-- sqlite
+SELECT id, task, args FROM onward.jobs WHERE id IN (SELECT value FROM json_each(:ids))
+-- postgres
+SELECT CAST(id AS text), task, args FROM onward.jobs
+WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
+
 -- name: lanes
 -- Which (queue, priority) pairs have queued jobs, highest priority first, and in how many seconds the first of each is due.
 -- A loose index scan: one probe a pair, however many jobs are scheduled for tomorrow. Of an array PostgreSQL expects ten
