@@ -438,11 +438,13 @@ class Trial:
         self._database = self._place.restore(self._saved)
         return self._database
 
-    def every_boundary(self) -> Iterator[Death]:
-        """Each statement, from each side, until a child lives through all of them."""
+    def every_boundary(self, every: int = 1, offset: int = 0) -> Iterator[Death]:
+        """Each statement (or every second, third …), from each side, until a child lives through
+        all of them.
+        """
         for side in SIDES[self._place.dialect]:
             took = False
-            for number in itertools.count(1):
+            for number in itertools.count(1 + offset, every):
                 before, took = took, self.die(Death(number, side))
                 if before and not took:
                     self._violate(Death(number, side), "what was there earlier is not there later")

@@ -22,6 +22,7 @@ from tests.proof.explorer import explore
 from tests.proof.explorer_databases import PostgresPlace, SqlitePlace
 from tests.proof.explorer_place import Bounds, Spoil
 from tests.proof.report import Budget, Report
+from tests.proof.tiers import first
 
 SEED = 1
 FOREVER = Budget(float("inf"))
@@ -174,7 +175,7 @@ def is_found(spoil: Spoil | None = None) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("fault", SPOILT)
+@pytest.mark.parametrize("fault", first(5, SPOILT))
 def test_a_wrong_statement_is_found(fault: str) -> None:
     assert is_found(spoiling(*SPOILT[fault])) != []
 
@@ -202,7 +203,7 @@ WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("fault", first(3, WRONG))
 def test_a_wrong_function_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*WRONG[fault])
     assert is_found() != []

@@ -17,6 +17,7 @@ from onward.store.sqlite import SqliteDatabase
 from tests.proof import fuzz
 from tests.proof.fuzz import TARGETS, fuzz_columns
 from tests.proof.report import Budget
+from tests.proof.tiers import first
 
 CASES = 200_000
 FEW = 12_000
@@ -112,7 +113,7 @@ FAULTS: dict[str, tuple[str, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first(6, FAULTS))
 def test_a_broken_parser_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the target that is for it."""
     name, place, broken = FAULTS[fault]

@@ -17,6 +17,7 @@ from onward.store.database import Again
 from onward.store.statements import Op, Statement
 from tests.proof.isolation import TRIPLES, Field, Search, World, field_url, meet
 from tests.proof.report import Report
+from tests.proof.tiers import first
 
 SEED = 20
 MOST = 2
@@ -87,11 +88,7 @@ async def search(
 
 
 def quick_pairs() -> list[tuple[str, ...]]:
-    return [
-        names
-        for names in itertools.combinations_with_replacement(QUICK, 2)
-        if meet(names)
-    ]
+    return [names for names in itertools.combinations_with_replacement(QUICK, 2) if meet(names)]
 
 
 def test_a_late_end_of_a_cancelling_job_is_refused(ground: Ground) -> None:
@@ -103,7 +100,7 @@ def test_a_late_end_of_a_cancelling_job_is_refused(ground: Ground) -> None:
     assert report.violations == []
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", first(1, range(3)))
 def test_pairs_come_to_what_one_after_the_other_comes_to(ground: Ground, part: int) -> None:
     """Each pair of writing operations that have rows in common, in a few orders of their steps."""
     mine = quick_pairs()[part::3]
@@ -246,7 +243,7 @@ FAULTS: dict[str, tuple[Patch, tuple[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first(6, FAULTS))
 def test_a_seeded_fault_is_found(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:

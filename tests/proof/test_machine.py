@@ -20,6 +20,7 @@ from onward.store.statements import Statement, Twin
 from tests.proof import machine
 from tests.proof.machine import Place, first_trouble, places, search
 from tests.proof.report import Budget
+from tests.proof.tiers import first
 
 STORIES = 500
 POSTGRES_STORIES = 25
@@ -153,7 +154,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first(6, FAULTS))
 def test_a_broken_statement_is_found(fault: str, sqlite: Place, break_statement: Break) -> None:
     name, old, new = FAULTS[fault]
     break_statement(name, "sqlite", old, new)
@@ -167,7 +168,7 @@ POSTGRES_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", POSTGRES_FAULTS)
+@pytest.mark.parametrize("fault", first(1, POSTGRES_FAULTS))
 def test_a_broken_statement_is_found_on_postgresql(
     fault: str, postgres: Place, break_statement: Break
 ) -> None:
@@ -203,7 +204,7 @@ PYTHON_FAULTS: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fault", PYTHON_FAULTS)
+@pytest.mark.parametrize("fault", first(3, PYTHON_FAULTS))
 def test_a_broken_function_is_found(
     fault: str, sqlite: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

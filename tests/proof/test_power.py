@@ -27,6 +27,7 @@ from tests.proof.power import (
 )
 from tests.proof.power import search as deep
 from tests.proof.report import Budget, Report
+from tests.proof.tiers import first
 
 FEWEST = {
     "enqueue": 50,
@@ -206,15 +207,18 @@ def record_skipped(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        commit_error_ignored,
-        raw_errors,
-        migration_in_pieces,
-        statement_in_pieces,
-        journal_in_memory,
-        late_commit,
-        record_skipped,
-    ],
+    first(
+        4,
+        [
+            commit_error_ignored,
+            raw_errors,
+            migration_in_pieces,
+            statement_in_pieces,
+            journal_in_memory,
+            late_commit,
+            record_skipped,
+        ],
+    ),
     ids=lambda fault: fault.__name__,
 )
 def test_a_fault_of_ours_is_found(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from tests.proof.server import (
     strikes,
     unsteady_worker,
 )
+from tests.proof.tiers import first
 from tests.support.postgres import PrivatePostgres
 
 SEED = 5
@@ -162,7 +163,7 @@ FAULTS: dict[str, tuple[Patch, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first(6, FAULTS))
 def test_a_seeded_fault_is_found(url: str, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """One deed, struck at each of its round trips, shows it."""
     patch, deed, kind, told = FAULTS[fault]

@@ -7,9 +7,12 @@ import pytest
 from tests.proof.faults import FAULTS, seeded
 from tests.proof.report import Budget
 from tests.proof.simulator import Run, Size, search, simulate
+from tests.proof.tiers import first
 
-LIFETIMES = 4_000
-"""Job lifetimes of the fast form; `make torture` goes on for as long as it is given."""
+LIFETIMES = 2_000
+"""Job lifetimes of the fast form, of 20,000 that the soak has."""
+
+MANY = 20_000
 
 AMPLE = 600.0
 """Seconds: the count is what ends a search here."""
@@ -36,12 +39,19 @@ MUST_MEET = (
 )
 
 
-def test_whole_lives_keep_every_promise() -> None:
+@pytest.mark.parametrize(
+    "lifetimes",
+    [
+        pytest.param(LIFETIMES, id="scaled"),
+        pytest.param(MANY, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+    ],
+)
+def test_whole_lives_keep_every_promise(lifetimes: int) -> None:
     """Thousands of jobs under workers that die, stand still and lose answers."""
-    report = search(1, Budget(AMPLE), most=LIFETIMES)
+    report = search(1, Budget(AMPLE), most=lifetimes)
     print("\n".join(report.lines()))
     assert report.violations == []
-    assert report.did["job lifetimes"] >= LIFETIMES
+    assert report.did["job lifetimes"] >= lifetimes
     assert [name for name in MUST_MEET if not report.sometimes[name]] == []
 
 
@@ -75,7 +85,7 @@ CAUGHT = (
 """Faults that are found within a few histories; `python -m tests.proof.teeth` tries them all."""
 
 
-@pytest.mark.parametrize("name", CAUGHT)
+@pytest.mark.parametrize("name", first(6, CAUGHT))
 def test_a_wrong_product_is_found_out(name: str) -> None:
     """Each of these mistakes breaks a promise, and the simulator sees it."""
     with seeded(FAULTS[name]):

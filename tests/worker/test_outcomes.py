@@ -253,7 +253,7 @@ def test_two_follow_ups_of_one_id_that_are_different_calls_are_refused(app: Onwa
     same, other = parent.enqueue(1), parent.enqueue(2)
     with app.worker(concurrency=2):
         wait_over([same, other])
+        wait_until(lambda: app.counts()["succeeded"] == 2)
     assert ends(same) == ["succeeded"]
     assert ends(other) == ["failed: error"]
     assert "belongs to another call" in str(last_error(other))
-    assert app.counts()["succeeded"] == 2

@@ -164,11 +164,13 @@ def test_an_app_that_is_not_there_ends_the_supervisor(tmp_path: Path) -> None:
 
 
 def test_an_app_that_cannot_be_imported_ends_the_supervisor(tmp_path: Path) -> None:
-    """Its traceback is shown, and the status is 1."""
+    """Where it fails is shown, and the status is 2."""
     (tmp_path / "broken.py").write_text("raise RuntimeError('no configuration')\n")
     done = start("broken:app", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "no configuration" in done.stderr
+    assert done.returncode == 2
+    assert 'broken.py", line 1' in done.stderr
+    assert "RuntimeError: no configuration" in done.stderr
+    assert "importlib" not in done.stderr
 
 
 def test_a_database_without_tables_ends_the_supervisor(postgres_database: str) -> None:

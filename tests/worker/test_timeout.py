@@ -53,7 +53,7 @@ def test_an_async_body_fails_on_time(app: Onward) -> None:
         wait_for(job, "dead")
     assert ends(job) == ["failed: timeout"]
     assert 0.25 < took(job) < 5
-    assert "0.3 seconds" in last_error(job).message
+    assert "0.3 s" in last_error(job).message
     assert not job.attempts()[0].abandoned
 
 
@@ -147,7 +147,7 @@ def test_a_swallowed_time_out_is_a_time_out_all_the_same(
             wait_until(lambda: returned)
     assert ends(job) == ["failed: timeout"]
     assert took(job) < 5
-    assert "0.4 seconds" in last_error(job).message
+    assert "0.4 s" in last_error(job).message
     assert job.refresh().state == "dead"
 
 
@@ -287,7 +287,7 @@ def test_a_blocked_loop_with_a_time_limit_is_killed_by_the_supervisor(
         assert "stuck past an attempt's time limit" in worker.log()
     assert ends(job) == ["failed: timeout"]
     assert took(job) < 8
-    assert "0.5 seconds" in last_error(job).message
+    assert "0.5 s" in last_error(job).message
     assert ends(neighbour) == ["lost", "succeeded"]
 
 
