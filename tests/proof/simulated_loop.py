@@ -203,7 +203,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     return
                 for task in left:
                     task.cancel()
-                for _ in range(20):
+                # Those of a stopped process wait for it to go on.
+                self._ready += [call for _, _, call in self._timers]
+                self._timers.clear()
+                for _ in range(max(20, len(self._ready))):
                     if self._ready:
                         self._turn()
         self.errors.append(f"{len(left)} tasks could not be cancelled: {left[0]}")
