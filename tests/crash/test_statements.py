@@ -16,7 +16,6 @@ from tests.support import history
 from tests.support.ledger import Ledger
 from tests.support.workers import ROOT
 
-
 KINDS = {"sqlite": 20, "postgres": 15}
 """Of so many kinds of statements at least a worker dies at each, if it dies at every one."""
 
