@@ -1,6 +1,6 @@
 """Whether the searches have teeth: each seeded fault in each technique, and who caught it.
 
-    python -m tests.proof.teeth [--seconds 5] [--write]
+    python -m tests.proof.teeth [--seconds 5] [--only explorer] [--write]
 
 Every pair gets a few seconds of its own. Without a fault each technique must find nothing; with
 one, at least two techniques must find something. `--write` puts the table into
@@ -95,9 +95,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.proof.teeth", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each fault and technique")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", action="append", help="a technique; may be given again")
     parser.add_argument("--write", action="store_true", help="put the table into the page")
     args = parser.parse_args()
-    names = [name for name in techniques() if not name.startswith(APART)]
+    names = args.only or [name for name in techniques() if not name.startswith(APART)]
     bites = hunt(names, args.seconds, args.cores)
     lines = table(bites, names)
     print("", *lines, sep="\n")
