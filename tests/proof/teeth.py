@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.proof.__main__ import techniques
+from tests.proof.campaign import techniques
 from tests.proof.faults import FAULTS, seeded
 from tests.proof.report import Budget
 
