@@ -16,7 +16,6 @@ import msgspec
 from onward.codec import Signature
 from onward.errors import (
     DatabaseError,
-    DatabaseUnavailable,
     IdConflict,
     JobNotFound,
     PayloadUnreadable,
@@ -25,7 +24,7 @@ from onward.foreign import ENCODER
 from onward.handle import Handle
 from onward.job import NewJob
 from onward.store import connections, store
-from onward.store.database import Again, Duplicate
+from onward.store.database import Again, Duplicate, Unknown
 from onward.store.statements import Op
 from onward.store.store import Record
 
@@ -53,7 +52,7 @@ def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
         elif part.several:
             try:
                 there |= app.database.run(part.write)
-            except DatabaseUnavailable:  # It may have taken: the repeat meets its own rows.
+            except Unknown:  # It may have taken: the repeat meets its own rows.
                 there |= app.database.run(part.write)
             if app.database.notifies:
                 with suppress(DatabaseError):  # A hint: what is written stays written.
@@ -79,7 +78,7 @@ async def aenqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[A
         elif part.several:
             try:
                 there |= await app.database.arun(part.write)
-            except DatabaseUnavailable:
+            except Unknown:
                 there |= await app.database.arun(part.write)
             if app.database.notifies:
                 with suppress(DatabaseError):

@@ -245,10 +245,8 @@ class Handle(Generic[R_co]):
         raise self._too_late(timeout)
 
     def _check_loop(self) -> None:
-        loops = sys.modules.get("asyncio")  # Slow to import, and there if there is a loop.
-        running = sys.modules.get(
-            "onward.running"
-        )  # Above this module, and there if there is a job.
+        # One is slow to import, the other stands above this module: both are there in a task.
+        loops, running = sys.modules.get("asyncio"), sys.modules.get("onward.running")
         if loops is None or running is None or not running.in_job():
             return
         try:

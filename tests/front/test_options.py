@@ -372,3 +372,14 @@ def test_a_worker_starts_a_job_at_its_instant_whatever_zone_it_was_given_in(
     for at in ran.values():
         # Within a second on a machine of its own; the tests may share theirs.
         assert -0.01 < at - due < 5
+
+
+def test_a_lambda_is_no_task(app: Onward) -> None:
+    with pytest.raises(InvalidOption, match="a lambda has no name"):
+        app.task(lambda: None)
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 1.5, True])
+def test_a_worker_without_slots_is_refused_where_it_is_made(app: Onward, concurrency: Any) -> None:
+    with pytest.raises(InvalidOption, match="concurrency"):
+        app.worker(concurrency=concurrency)

@@ -441,3 +441,12 @@ def test_a_sweep_asks_again_who_lives_about_the_rows_that_it_has_locked(database
     assert state_of(database, job.id) is JobState.RUNNING
     assert database.run(store.lose, job.worker, "for the test")
     assert len(database.run(stale, policy.recover)) == 1
+
+
+def test_workers_that_live_come_before_the_dead(database: Database) -> None:
+    """However many have died since they started."""
+    alive = register(database)
+    for _ in range(3):
+        database.run(store.lose, register(database), "killed")
+    rows = database.read(store.read, "workers", limit=2)
+    assert rows[0][0] == alive

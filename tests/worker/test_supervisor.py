@@ -173,6 +173,24 @@ def test_an_app_that_cannot_be_imported_ends_the_supervisor(tmp_path: Path) -> N
     assert "importlib" not in done.stderr
 
 
+def test_a_file_beside_the_app_stands_for_no_standard_module(tmp_path: Path) -> None:
+    """`queue.py` is a likely name there, and our own code imports the standard one."""
+    (tmp_path / "queue.py").write_text("raise RuntimeError('not the one you want')\n")
+    (tmp_path / "beside.py").write_text(
+        f"from onward import Onward\napp = Onward('sqlite:///{tmp_path}/x.db')\n"
+        "@app.task\ndef work() -> None: ...\n"
+    )
+    done = subprocess.run(
+        [Path(sys.executable).with_name("onward"), "worker", "beside:app", "--until-empty"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_database_without_tables_ends_the_supervisor(postgres_database: str) -> None:
     """It says what to do, and the status is 5. (An SQLite file gets its tables on first use.)"""
     done = start("tests.support.tasks:app", url=postgres_database)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from onward.errors import DatabaseError
+from onward.errors import DatabaseError, DatabaseUnavailable
 from onward.job import NewJob
 from onward.store.statements import Op
 
@@ -34,6 +34,10 @@ class Duplicate(Refused):
     """A row with this id is there already."""
 
     code = "OW306"
+
+
+class Unknown(DatabaseUnavailable):
+    """A COMMIT found no answer: nobody knows whether its transaction took."""
 
 
 class Wakeup(Protocol):

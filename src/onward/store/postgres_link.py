@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.store.coalesce import AsyncCoalescer
-from onward.store.database import Again, Duplicate, Refused
+from onward.store.database import Again, Duplicate, Refused, Unknown
 from onward.store.migrate import schema_missing
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def commit_watched(shown_url: str) -> Generator[Commit]:
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         if not commit.is_next or isinstance(error, AGAIN):
             raise
-        raise DatabaseUnavailable(
+        raise Unknown(
             f"{shown_url} did not answer a COMMIT: {first_line(error)}",
             why="the connection broke; nobody knows whether the transaction took",
             fix="look whether it did before it is repeated",
