@@ -855,3 +855,23 @@ def test_a_listener_survives_a_server_that_is_down(
         return answers
 
     assert asyncio.run(main()) == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda url: url + "_nowhere", "has no database of that name"),
+        (lambda url: url.replace("://postgres@", "://nobody_here@"), "does not let this user in"),
+    ],
+    ids=["database", "user"],
+)
+def test_a_server_that_answers_is_not_called_down(
+    pg: Database, change: Callable[[str], str], why: str
+) -> None:
+    """What it says about a wrong name is told as what it is."""
+    assert isinstance(pg, PostgresDatabase)
+    url = change(pg.url)
+    assert url != pg.url
+    with closing(open_database(url)) as wrong, pytest.raises(DatabaseUnavailable) as caught:
+        wrong.read(store.now)
+    assert why in caught.value.why

@@ -22,6 +22,7 @@ from onward.store import store
 from onward.store.store import Claimed, Lane, Lease
 from onward.worker.aftermath import MOST_REMEMBERED, Aftermath, Deaths
 from onward.worker.board import FOREVER, Begun, Board
+from onward.worker.changes import told
 from onward.worker.isolation import exit_text
 from onward.worker.keeper import Keeper, hold_lock, is_free, kept, remove_lock
 from onward.worker.lanes import START, Lanes
@@ -144,6 +145,12 @@ def test_a_hint_is_worth_an_expensive_look() -> None:
     assert not lanes.may_look(100.2)
     assert lanes.may_look(100.2, hinted=True)
     assert not lanes.may_look(100.05, hinted=True)
+
+
+def test_a_change_is_told_with_the_name_of_its_task() -> None:
+    """Two ids in a log line say little."""
+    change = job().move(Event.SUCCEED, ended=AttemptState.SUCCEEDED, result="1")
+    assert told(change, 20).task == "shop.report"
 
 
 # --- Board --------------------------------------------------------------------------------------
