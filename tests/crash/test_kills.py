@@ -53,11 +53,15 @@ class Fleet:
     def kill_supervisor(self, _: random.Random) -> None:
         """The supervisor dies; its worker processes are on their own."""
         kill(self.worker.supervisor_pid)
-        self.worker = self._start()
+        self._replace()
 
     def kill_all(self, _: random.Random) -> None:
         """As if the machine went down."""
         self.worker.kill()
+        self._replace()
+
+    def _replace(self) -> None:
+        self.worker.database.close()  # A connection of each would be more than a server has.
         self.worker = self._start()
 
     def _start(self) -> RunningWorker:

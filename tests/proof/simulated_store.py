@@ -366,8 +366,8 @@ class Witness:
         self.bodies: list[Seen] = []
         self.log: list[tuple[str, str, float, float, float, str]] = []
         """Every operation that was carried out."""
-        self._round: dict[Process, float] = {}
-        self._told_to_stop: dict[Process, float] = {}
+        self._round: dict[str, float] = {}
+        self._told_to_stop: dict[str, float] = {}
         self._begun: dict[tuple[str, int], Seen] = {}
         self._children: dict[tuple[str, int], list[str]] = {}
         self._claims: dict[tuple[str, int], Committed] = {}
@@ -409,14 +409,21 @@ class Witness:
         """
 
         async def noted(claimer: Any, room: int) -> int:
-            self._round[here()] = self._loop.time()
+            self._round[claimer._worker] = self._loop.time()
             return await claim_round(claimer, room)
 
         return noted
 
-    def told_to_stop(self) -> None:
-        """A worker here is told to stop."""
-        self._told_to_stop.setdefault(here(), self._loop.time())
+    def stops(self, stop: Callable[[Any], None]) -> Any:
+        """A claimer's stop, noted as it hears of it: a round may begin between a worker's order to
+        stop and the moment at which its loop comes to it.
+        """
+
+        def noted(claimer: Any) -> None:
+            self._told_to_stop.setdefault(claimer._worker, self._loop.time())
+            stop(claimer)
+
+        return noted
 
     def cancel_acknowledged(self, job: str, state: str) -> None:
         self._cancels[job] = state
@@ -472,7 +479,7 @@ class Witness:
                 self._say(f"L2: attempt {attempt} of {job} is given out again")
             if worker in self._ended:
                 self._say(f"L1: worker {worker} is {self._ended[worker]} and claims {job}")
-            if self._round.get(took.process, 0.0) > self._told_to_stop.get(took.process, HUGE):
+            if self._round.get(worker, 0.0) > self._told_to_stop.get(worker, HUGE):
                 self._say(f"Z1: {took.process.name} was told to stop and claims {job}")
             if took.clock < self._not_before.get(job, 0):
                 early = self._not_before[job] - took.clock

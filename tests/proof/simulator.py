@@ -47,6 +47,7 @@ from tests.proof.simulated_store import SimulatedDatabase, Weather, Witness
 HOUR = 3_600.0
 STRANGE = "a task of another app"
 ROUND = Claimer._round  # pyright: ignore[reportPrivateUsage]
+STOP = Claimer.stop
 
 MANY = 10
 
@@ -207,11 +208,7 @@ class Node:
     def stop(self, run: Run, grace: float | None) -> None:
         """As a signal does: the worker hears of it when its process runs."""
         self.stopped_at = run.loop.time()
-        run.loop.call_soon(self._stop, run, grace, context=inside(self.process))
-
-    def _stop(self, run: Run, grace: float | None) -> None:
-        run.witness.told_to_stop()
-        self.worker.stop(grace)
+        run.loop.call_soon(self.worker.stop, grace, context=inside(self.process))
 
 
 # --- one run --------------------------------------------------------------------------------------
@@ -294,6 +291,7 @@ class Run:
             stack.enter_context(patch.object(embedded, "target_of", _nowhere))
             stack.enter_context(patch.object(stage, "emit", self._stumbled))
             stack.enter_context(patch.object(Claimer, "_round", self.witness.watched(ROUND)))
+            stack.enter_context(patch.object(Claimer, "stop", self.witness.stops(STOP)))
             stack.enter_context(patch.object(logging.getLogger("onward"), "disabled", True))
             stack.enter_context(patch.object(Run, "now", self))
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -10,15 +11,17 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from onward import AttemptState, Event, JobState, Onward, Settings
-from onward.errors import AppNotFound
+from onward.errors import AppNotFound, DatabaseUnavailable
 from onward.ids import new_id
 from onward.job import Change, Job
 from onward.policy import Backoff
 from onward.store import store
+from onward.store.database import Database
 from onward.store.store import Claimed, Lane, Lease
 from onward.worker.aftermath import MOST_REMEMBERED, Aftermath, Deaths
 from onward.worker.board import FOREVER, Begun, Board
@@ -330,6 +333,38 @@ def test_nobody_is_declared_lost_at_first_sight(app: Onward, tmp_path: Path) -> 
     assert gone(107.9) == {"dead"}
     assert gone(108) == {"dead", "silent"}
     assert gone(109, until=6.0) == {"dead"}
+
+
+def test_an_outage_is_told_once_and_the_next_one_again(
+    app: Onward, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A keeper that sweeps five times a second fills no log while the database is away."""
+
+    class Away:
+        looks = 0
+
+        async def aread(self, *asked: Any) -> Any:
+            self.looks += 1
+            if self.looks == 60:
+                raise asyncio.CancelledError
+            if self.looks != 30:
+                raise DatabaseUnavailable("nobody is there")
+            return await app.database.aread(*asked)
+
+        async def arun(self, *asked: Any) -> Any:
+            return await app.database.arun(*asked)
+
+    keeper = Keeper(cast("Database", Away()), Settings(lease=0.01, beat=0.003, sweep=0.001), list)
+
+    async def keep() -> None:
+        try:
+            await keeper.run()
+        finally:
+            await app.database.close_loop()
+
+    with caplog.at_level(logging.WARNING, "onward"), pytest.raises(asyncio.CancelledError):
+        asyncio.run(keep())
+    assert caplog.text.count("keeper.stumbled") == 2
 
 
 def test_what_is_kept_for_ever_is_not_pruned() -> None:

@@ -29,6 +29,7 @@ from onward.store.database import Database, Refused
 from onward.store.store import Lease
 from onward.worker.body import plain_error
 from onward.worker.changes import told
+from onward.worker.stage import Complaint
 
 SWEEP_STEP = 500
 KEEP_WORKERS = 7 * 86_400.0
@@ -66,14 +67,16 @@ class Keeper:
 
     async def run(self) -> None:
         """Sweep and prune for ever."""
+        complaint = Complaint()
         while True:
             try:
                 await self.sweep()
                 await self._prune()
             except DatabaseError as error:
                 self._seen.clear()
-                fields = {"error": str(error).splitlines()[0]}
-                emit(Happened(name="keeper.stumbled", level=logging.WARNING, fields=fields))
+                complaint.make(_stumbled(error))
+            else:
+                complaint.over()
             began = time.monotonic()
             await asyncio.sleep(self._settings.sweep)
             if time.monotonic() - began > self._settings.sweep + PROMPT:
@@ -229,6 +232,11 @@ def _left_behind(job: Job, error: Refused) -> Happened:
         worker=job.worker,
         fields={"error": error.what, "hint": "onward doctor shows what is wrong with its rows"},
     )
+
+
+def _stumbled(error: DatabaseError) -> Happened:
+    fields = {"error": str(error).splitlines()[0]}
+    return Happened(name="keeper.stumbled", level=logging.WARNING, fields=fields)
 
 
 def hold_lock(path: str) -> int:
