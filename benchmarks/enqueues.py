@@ -209,13 +209,15 @@ def in_bulk(dialect: str, rounds: int) -> list[Line]:
 
 CLIENTS = 32
 CLIENT_SECONDS = 5.0
+STARTING = 12.0
+"""Seconds until all of them have imported what they need and are connected."""
 
 CLIENT = """
 import sys, time
 from benchmarks.jobs import app, nothing
 app.use(sys.argv[1])
 if sys.argv[3] == "silent":
-    app.database.notify = lambda: None
+    app.database.notify = lambda jobs: None
 nothing.enqueue(0)
 while time.time() < float(sys.argv[2]):
     time.sleep(0.001)
@@ -246,11 +248,13 @@ def clients(rounds: int) -> list[Line]:
 
 def _clients(kind: str) -> float:
     with fresh("postgresql") as place, onward(place), running(place, worker_words()):
-        start = time.time() + 12.0
+        start = time.time() + STARTING
         words = [sys.executable, "-c", CLIENT, place.url, repr(start), kind, repr(CLIENT_SECONDS)]
         processes = [
             subprocess.Popen(words, cwd=ROOT, env=place.environment(), stdout=subprocess.PIPE)
             for _ in range(CLIENTS)
         ]
-        done = sum(int(process.communicate()[0]) for process in processes)
-        return done / CLIENT_SECONDS
+        said = [process.communicate()[0] for process in processes]
+        if any(process.returncode for process in processes):
+            raise RuntimeError("a client failed: what it wrote is above")
+        return sum(map(int, said)) / CLIENT_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks import bare, drains, enqueues, pages, stage
+from benchmarks import bare, drains, enqueues, long, pages, stage
 from benchmarks.measure import Line, compared, in_turn, line
 
 
@@ -29,6 +29,45 @@ def test_enqueues_are_timed_on_both_sides(dialect: str, monkeypatch: pytest.Monk
     marks = [each.mark for each in enqueues.one_by_one(dialect, 1)]
     assert marks == ["S4", "S4", "S4", "S4", "S5"]
     assert [each.mark for each in enqueues.in_bulk(dialect, 1)] == ["S6", "S6"]
+
+
+def test_many_clients_enqueue_with_and_without_wake_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, small in (("CLIENTS", 2), ("CLIENT_SECONDS", 0.2), ("STARTING", 1.5)):
+        monkeypatch.setattr(enqueues, name, small)
+    silent, woken = enqueues.clients(1)
+    assert (silent.mark, woken.mark) == ("S15", "S15")
+    assert silent.value > 0
+    assert woken.value > 0
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+def test_full_tables_are_filled_and_drained_beside(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, small in (("KEPT", 300), ("UNKNOWN", 50), ("JOBS", 500)):
+        monkeypatch.setattr(drains, name, small)
+    lines = list(drains.full_tables(dialect, 1))
+    assert [each.mark for each in lines] == ["S8"] * 3
+    assert all(each.value > 0 for each in lines)
+
+
+def test_a_snapshot_is_held_over_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, small in (("STEP", 200), ("STEPS", 4)):
+        monkeypatch.setattr(drains, name, small)
+    assert [each.mark for each in drains.held_snapshot(1)] == ["S9"] * 3
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+def test_sleepers_and_many_jobs_are_measured_in_a_worker(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, small in (("SLEEPERS", 50), ("MILLION", 400), ("FIRST", 200)):
+        monkeypatch.setattr(long, name, small)
+    took, grown = long.sleepers(dialect, 1)
+    assert took.value >= 0
+    assert grown.unit == "KB"
+    held, _ = long.million(dialect, 1)
+    assert held.value > 10
 
 
 def test_the_bare_cold_loop_leaves_a_job_as_onward_does() -> None:
