@@ -85,8 +85,10 @@ def test_an_attempt_ends_only_as_the_move_allows(
             job.move(event, **values)
         assert job.id in caught.value.what
         assert event in caught.value.what
-        for end in ends or ():
-            assert end in caught.value.why
+        assert caught.value.what.endswith(f"cannot end as {ended} there")
+        possible = ", ".join(sorted(ends)) if ends else "no end of the attempt"
+        assert caught.value.why == f"{event} from {state} goes with {possible}"
+        assert caught.value.fix == "onward lifecycle shows every legal move"
 
 
 def test_a_refusal_names_the_job_its_state_the_event_and_what_would_be_allowed() -> None:
@@ -99,7 +101,7 @@ def test_a_refusal_names_the_job_its_state_the_event_and_what_would_be_allowed()
     error = caught.value
     assert error.what == f"cannot succeed job {job.id}: it is queued"
     assert error.why == "from queued the legal events are: claim, cancel, expire"
-    assert "onward lifecycle" in error.fix
+    assert error.fix == "onward lifecycle shows every legal move"
     assert str(error).startswith("[OW401] cannot succeed job")
 
 
@@ -166,6 +168,11 @@ def test_what_an_event_brings_along_is_in_the_change() -> None:
         error="boom",
         abandoned=True,
         follow_ups=(follow_up,),
+    )
+    assert (change.id, change.task, change.worker) == (
+        a_job(JobState.RUNNING).id,
+        "shop.report",
+        "w",
     )
     assert (change.failures, change.losses) == (2, 1)
     assert (change.delay, change.reason, change.error) == (7.5, "error", "boom")

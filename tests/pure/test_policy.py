@@ -230,6 +230,30 @@ def test_a_rejected_job_is_buried_at_once() -> None:
     assert (change.failures, change.error) == (1, "argument `n` is missing")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("raised", "boom"),
+        ("timed out", "too long"),
+        ("crashed", "signal 11"),
+    ],
+)
+@pytest.mark.parametrize("state", OWNED)
+def test_an_attempt_keeps_what_is_known_of_its_failure(
+    state: JobState, name: str, text: str
+) -> None:
+    """With another try ahead, in the last one, and in a job that was asked to stop."""
+    for failures in (0, 2):
+        change = decide(a_job(state, failures=failures), OUTCOMES[name])
+        assert (change.ended, change.error) == (AttemptState.FAILED, text)
+        assert not change.abandoned
+
+
+def test_a_released_job_waits_as_long_as_was_asked() -> None:
+    """An attempt that could not begin for want of memory does not come back at once."""
+    assert decide(a_job(), Released("no thread", delay=4.5)).delay == 4.5
+
+
 def test_a_buried_job_is_not_delayed() -> None:
     """There is no next try, so a delay would be a number without a meaning."""
     assert decide(a_job(failures=2), Raised("boom", after=60)).delay == 0
@@ -403,6 +427,14 @@ def test_one_more_failure_never_shortens_the_delay(
     assert backoff.delay(failures + 1, chance) >= backoff.delay(failures, chance) * (1 - 1e-12)
 
 
+RULES = {
+    "base": "must be more than 0 seconds",
+    "factor": "must be at least 1",
+    "cap": "must be more than 0 seconds, or None",
+    "jitter": "must be between 0 and 1",
+}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -420,6 +452,9 @@ def test_a_backoff_that_cannot_work_is_refused_where_it_is_written(name: str, va
     with pytest.raises(InvalidOption, match=f"Backoff\\({name}=") as caught:
         Backoff(**options)
     assert str(value) in caught.value.what
+    assert RULES[name] in caught.value.what
+    assert caught.value.why == "the delay between tries grows from these numbers"
+    assert "Backoff(base=2, factor=3, cap=3600) waits 2, 6, 18, 54 seconds" in caught.value.fix
 
 
 # --- purity ---------------------------------------------------------------------------------------
