@@ -139,6 +139,26 @@ def test_expensive_looks_take_a_small_share_of_the_time() -> None:
     assert lanes.may_look(100.0)
 
 
+@pytest.mark.parametrize(
+    ("claims", "found", "gap"),
+    [
+        pytest.param(0.020, True, 1.0, id="an ordinary claim is no part of the look"),
+        pytest.param(0.100, True, 2.04, id="one that passes over what is not ours is"),
+        pytest.param(0.060, False, 1.24, id="one that finds nothing is"),
+    ],
+)
+def test_claims_from_the_start_may_make_a_look_expensive(
+    claims: float, found: bool, gap: float
+) -> None:
+    """A hundred thousand due jobs of another app are not walked over at every turn."""
+    lanes = Lanes()
+    lanes.looked([], 100.0)
+    lanes.claimed(("a", 0), [claimed(6.0)] * 30, 30)
+    for _ in range(2):
+        lanes.cost(0.002, claims, found=found)
+    assert lanes.gap == pytest.approx(gap)
+
+
 def test_a_hint_is_worth_an_expensive_look() -> None:
     """Where a look costs 50 ms, somebody's word that there is something is followed within 100."""
     lanes = Lanes()

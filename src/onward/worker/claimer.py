@@ -159,7 +159,7 @@ class Claimer:
             if got >= room:
                 break
         if full:
-            self._lanes.cost((looked if got else time.monotonic()) - began)
+            self._lanes.cost(looked - began, time.monotonic() - looked, found=got > 0)
         if got:
             self.empty_looks = 0
         elif full:

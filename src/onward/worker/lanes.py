@@ -91,10 +91,13 @@ class Lanes:
         """Queues of one priority take turns at being first."""
         return (queues.index(queue) + self._turn) % len(queues)
 
-    def cost(self, seconds: float) -> None:
-        """What the last full look took; if it found nothing, claims from the start included. One
-        slow look (a new connection, a busy machine) does not count yet: the cheaper of two does.
+    def cost(self, look: float, claims: float = 0.0, *, found: bool = False) -> None:
+        """What the last full look took, and the claims from the start that came with it, in
+        seconds. Claims count unless they found something and were quick: slow ones had to pass over
+        what this worker may not claim. One slow look (a new connection, a busy machine) does not
+        count yet: the cheaper of two does.
         """
+        seconds = look if found and claims < CHEAP else look + claims
         self._cost, self._last_cost = min(seconds, self._last_cost), seconds
 
     def order(self) -> list[tuple[tuple[str, int], tuple[float, str]]]:
