@@ -12,13 +12,14 @@ USER_STAMP := $(VENV)/.installed-user
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo venv test soak torture bench bench-peers lint format clean
+.PHONY: help demo venv test soak torture mutants bench bench-peers lint format clean
 
 help:
 	@echo "make demo    a guided tour in a minute: jobs, a crash, a recovery"
 	@echo "make test    every test, on SQLite and on PostgreSQL"
 	@echo "make soak    the long tests: minutes of load and faults"
 	@echo "make torture BUDGET=3600 SEED=7   search for violations of what is promised"
+	@echo "make mutants   small faults in decisions, store and leases: which does no test see?"
 	@echo "make bench   Onward beside the bare loop, on both databases: BENCH='S1 S3' for some"
 	@echo "make bench-peers   the same workloads on other systems, installed for it"
 	@echo "make lint    ruff, pyright and mypy"
@@ -41,6 +42,12 @@ soak: $(DEV_STAMP)
 BUDGET ?= 3600
 torture: $(DEV_STAMP)
 	$(BIN)/python -m tests.proof --budget $(BUDGET) $(if $(SEED),--seed $(SEED))
+
+# Small faults put into decisions, store and leases, one at a time: which does no test see?
+mutants: $(DEV_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,mutation]'
+	$(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut results
 
 bench: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks $(BENCH)

@@ -1,0 +1,432 @@
+"""Heart and keeper on a clock of the tests: leases are renewed, what vanished is taken back, what
+is old goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from onward import Event, JobState, Onward, Settings
+from onward.errors import DatabaseError, DatabaseUnavailable, JobNotFound
+from onward.job import Change, Job
+from onward.store import store
+from onward.store.database import Database
+from onward.worker import heart, keeper
+from onward.worker.board import Board
+from onward.worker.heart import Heart
+from onward.worker.keeper import PRUNE_PAUSE, Keeper, decide_loss, hold_lock, is_free
+from tests.store.builders import (
+    apply,
+    claim,
+    enqueue,
+    get,
+    register,
+    running,
+    shift_clock,
+    state_of,
+    succeed,
+)
+
+SLOW = Settings(lease=10, beat=3, sweep=2)
+
+
+class Clock:
+    """The machine's clock, as a stage sees it; pauses take their time on it, and are noted."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pauses: list[float] = []
+        self.most = 1_000
+        self.extra = 0.0
+        self._sleep = asyncio.sleep
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds + self.extra
+        if len(self.pauses) >= self.most:
+            raise asyncio.CancelledError
+        await self._sleep(0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    plain = SimpleNamespace(sleep=clock.sleep, timeout=asyncio.timeout)
+    for module in (heart, keeper):
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "asyncio", plain)
+    return clock
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    with closing(Board(4)) as board:
+        yield board
+
+
+class Slow:
+    """The app's database, which takes its time to answer, or does not."""
+
+    def __init__(self, app: Onward, clock: Clock, seconds: float = 0.0) -> None:
+        self.app = app
+        self.clock = clock
+        self.seconds = seconds
+        self.error: Exception | None = None
+        self.asked = 0
+
+    async def aread(self, *asked: Any) -> Any:
+        return await self._answer(self.app.database.aread, asked)
+
+    async def arun(self, *asked: Any) -> Any:
+        return await self._answer(self.app.database.arun, asked)
+
+    async def _answer(self, ask: Callable[..., Awaitable[Any]], asked: tuple[Any, ...]) -> Any:
+        self.asked += 1
+        self.clock.now += self.seconds
+        if self.error is not None:
+            raise self.error
+        return await ask(*asked)
+
+
+def on_loop(app: Onward, stage: Coroutine[Any, Any, Any]) -> Any:
+    """Run a stage on a loop of its own, and close what the database holds for that loop. A stage
+    for ever ends with the clock's last pause.
+    """
+
+    async def run() -> Any:
+        try:
+            return await stage
+        except asyncio.CancelledError:
+            return None
+        finally:
+            await app.database.close_loop()
+
+    return asyncio.run(run())
+
+
+def told(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
+    """The events of this name, as they are logged."""
+    return [text for text in caplog.messages if text.startswith(name)]
+
+
+# --- heart ----------------------------------------------------------------------------------------
+
+
+def until(app: Onward, worker: str) -> float:
+    return next(lease.until for lease in app.database.read(store.leases) if lease.worker == worker)
+
+
+def test_a_beat_renews_the_lease_and_says_so_on_the_board(
+    app: Onward, clock: Clock, board: Board
+) -> None:
+    """The board holds the time at which the renewal was asked for: an answer may take long."""
+    worker = register(app.database, lease=10.0)
+    before = until(app, worker)
+    shift_clock(app.database, 5.0)
+    mine = Heart(cast(Database, Slow(app, clock, 0.5)), lease=10.0, beat=3.0)
+    mine.boards[worker] = board
+    assert on_loop(app, mine.beat_once(mine.boards))
+    assert board.last_beat == 100.0
+    assert not board.lost
+    assert until(app, worker) == pytest.approx(before + 5.0, abs=2.0)
+
+
+def test_a_worker_that_was_given_up_learns_it_by_its_board(
+    app: Onward, clock: Clock, board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, by name; one that has left the boards meanwhile has ended by itself."""
+    lost, left = register(app.database), register(app.database)
+    for worker in (lost, left):
+        app.database.run(store.lose, worker, "a sweeper was sure")
+    mine = Heart(app.database, lease=10.0, beat=3.0)
+    mine.boards[lost] = board
+    with closing(Board(4)) as other:
+        assert on_loop(app, mine.beat_once({lost: board, left: other}))
+        assert not other.lost
+    assert board.lost
+    assert board.last_beat == 0.0
+    (text,) = told(caplog, "worker.lost")
+    assert f"worker={lost}" in text
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_heart_without_workers_asks_nothing(app: Onward, clock: Clock) -> None:
+    slow = Slow(app, clock)
+    assert on_loop(app, Heart(cast(Database, slow), 10.0, 3.0).beat_once({})) is True
+    assert slow.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        pytest.param(DatabaseUnavailable("nobody is there"), "nobody is there", id="away"),
+        pytest.param(TimeoutError(), "no answer in time", id="silent"),
+    ],
+)
+def test_a_missed_beat_is_told_once_in_an_outage(
+    app: Onward,
+    clock: Clock,
+    board: Board,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    text: str,
+) -> None:
+    """It is no loss: the board keeps the last beat. The next outage is told again."""
+    worker = register(app.database)
+    slow = Slow(app, clock)
+    mine = Heart(cast(Database, slow), lease=10.0, beat=3.0)
+    mine.boards[worker] = board
+
+    async def two_outages() -> list[bool]:
+        answers = []
+        for problem in (error, error, None, error):
+            slow.error = problem
+            answers.append(await mine.beat_once(mine.boards))
+        return answers
+
+    assert on_loop(app, two_outages()) == [False, False, True, False]
+    assert [f'error="{text}"' in said or text in said for said in told(caplog, "beat.missed")] == [
+        True,
+        True,
+    ]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert board.last_beat == 100.0
+    assert not board.lost
+
+
+@pytest.mark.parametrize(
+    ("seconds", "away", "pause"),
+    [
+        pytest.param(0.0, False, 3.0, id="in time"),
+        pytest.param(1.0, False, 2.0, id="after a slow answer"),
+        pytest.param(0.0, True, 0.6, id="sooner while it is away"),
+        pytest.param(9.0, False, 0.05, id="never without a pause"),
+    ],
+)
+def test_a_heart_beats_evenly(
+    app: Onward, clock: Clock, board: Board, seconds: float, away: bool, pause: float
+) -> None:
+    slow = Slow(app, clock, seconds)
+    slow.error = DatabaseUnavailable("nobody is there") if away else None
+    mine = Heart(cast(Database, slow), lease=30.0, beat=3.0)
+    mine.boards[register(app.database)] = board
+    clock.most = 3
+    on_loop(app, mine.run())
+    assert clock.pauses == pytest.approx([pause] * 3)
+    assert slow.asked == 3
+
+
+# --- keeper: what vanished ------------------------------------------------------------------------
+
+
+def owned(app: Onward, lock_path: Path | None = None) -> Job:
+    """A job that runs on a worker with a lease of ten seconds."""
+    path = None if lock_path is None else str(lock_path)
+    return running(app.database, register(app.database, lease=10.0, lock_path=path))
+
+
+def test_a_lease_that_ran_out_gives_its_jobs_back(
+    app: Onward, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once it was seen unchanged for the patience of a sweeper; the worker and each job are told,
+    and the attempt keeps the reason.
+    """
+    job = owned(app)
+    shift_clock(app.database, 11.0)
+    mine = Keeper(app.database, SLOW, list)
+
+    async def sweeps() -> list[list[Change]]:
+        found = []
+        for clock.now in (100.0, 107.9, 108.0):
+            found.append(await mine.sweep())
+        return found
+
+    first, second, (change,) = on_loop(app, sweeps())
+    assert first == second == []
+    assert (change.id, change.event, change.before) == (job.id, Event.RECOVER, JobState.RUNNING)
+    assert msgspec.json.decode(change.error or "") == {
+        "type": "WorkerLost",
+        "message": f"worker {job.worker} vanished: its lease ran out: no sign of life",
+        "traceback": "",
+    }
+    assert (get(app.database, job.id).attempt, get(app.database, job.id).losses) == (2, 1)
+    (lost,) = told(caplog, "worker.lost")
+    assert f"worker={job.worker}" in lost
+    assert "its lease ran out: no sign of life" in lost
+    (back,) = told(caplog, "job.recover")
+    assert job.id in back
+    levels = {record.getMessage().split()[0]: record.levelname for record in caplog.records}
+    assert levels == {"worker.lost": "ERROR", "job.recover": "WARNING"}
+
+
+def test_a_free_lock_gives_its_jobs_back_at_once(
+    app: Onward, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that is dead needs no patience, though its lease runs for long yet."""
+    free = tmp_path / "lock"
+    free.touch()
+    job = owned(app, free)
+    (change,) = on_loop(app, Keeper(app.database, SLOW, list).sweep())
+    assert (change.id, change.event) == (job.id, Event.RECOVER)
+    assert "its process is gone: its lock is free" in told(caplog, "worker.lost")[0]
+    assert not free.exists()
+
+
+@pytest.mark.parametrize("slept", [True, False])
+def test_a_keeper_that_stood_still_trusts_no_earlier_look(
+    app: Onward, clock: Clock, slept: bool
+) -> None:
+    """After a suspension everybody's lease is over: who lives gets the time to renew it."""
+    job = owned(app)
+    shift_clock(app.database, 11.0)
+    clock.extra = 60.0 if slept else 0.0
+    clock.most = 7
+    on_loop(app, Keeper(app.database, SLOW, list).run())
+    assert state_of(app.database, job.id) is (JobState.RUNNING if slept else JobState.QUEUED)
+    assert set(clock.pauses) == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "state"), [(1.5, JobState.RUNNING), (0.9, JobState.QUEUED)], ids=["slow", "prompt"]
+)
+def test_a_keeper_that_waits_for_its_look_trusts_no_earlier_one(
+    app: Onward, clock: Clock, seconds: float, state: JobState
+) -> None:
+    """Whoever could not ask for a while may not have seen a renewal."""
+    job = owned(app)
+    shift_clock(app.database, 11.0)
+    mine = Keeper(cast(Database, Slow(app, clock, seconds)), SLOW, list)
+    clock.most = 7
+    on_loop(app, mine.run())
+    assert state_of(app.database, job.id) is state
+
+
+def test_one_job_that_cannot_be_taken_back_holds_up_no_other(
+    app: Onward, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is found by halves, told with all its names, and left behind; the others go on."""
+    worker = register(app.database)
+    ids = enqueue(app.database, 7)
+    jobs = claim(app.database, worker)
+    bad = next(job for job in jobs if job.id == ids[3])
+    app.database.run(store.lose, worker, "killed")
+    reasons: set[str] = set()
+
+    def decide(job: Job, reason: str) -> Change:
+        reasons.add(reason)
+        change = decide_loss(job, reason)
+        return msgspec.structs.replace(change, losses=-1) if job.id == bad.id else change
+
+    changes = on_loop(app, Keeper(app.database, SLOW, list, decide).take_back())
+    assert {change.id for change in changes} == set(ids) - {bad.id}
+    assert reasons == {"killed"}
+    assert state_of(app.database, bad.id) is JobState.RUNNING
+    (text,) = told(caplog, "job.unrecoverable")
+    for part in (f"job={bad.id}", "attempt=1", f"task={bad.task}", f"worker={worker}", "doctor"):
+        assert part in text
+    assert len(told(caplog, "job.recover")) == 6
+    on_loop(app, Keeper(app.database, SLOW, list).take_back())  # What holds it up is mended.
+
+
+# --- keeper: what is old --------------------------------------------------------------------------
+
+
+def ended(app: Onward, count: int) -> list[str]:
+    worker = register(app.database, concurrency=10)
+    ids = enqueue(app.database, count)
+    apply(app.database, *(succeed(job) for job in claim(app.database, worker)))
+    app.database.run(store.stop, worker, "stopped")
+    return ids
+
+
+def gone(app: Onward, ids: list[str]) -> int:
+    found = 0
+    for id_ in ids:
+        try:
+            get(app.database, id_)
+        except JobNotFound:
+            found += 1
+    return found
+
+
+def test_old_jobs_go_in_small_steps_with_pauses(app: Onward, clock: Clock) -> None:
+    """Beside claims that want their turn, and not again before it is due."""
+    settings = Settings(sweep=2, keep_succeeded=60, prune_every=10, prune_step=2)
+    ids = ended(app, 5)
+    shift_clock(app.database, 61.0)
+    clock.most = 4
+    mine = Keeper(app.database, settings, list)
+    on_loop(app, mine.run())
+    assert gone(app, ids) == 5
+    assert clock.pauses == [PRUNE_PAUSE, PRUNE_PAUSE, 2.0, 2.0]
+    later = ended(app, 1)
+    shift_clock(app.database, 130.0)
+    clock.now, clock.most = 109.9, 5
+    on_loop(app, mine.run())
+    assert gone(app, later) == 0
+    clock.now, clock.most = 110.2, 6
+    on_loop(app, mine.run())
+    assert gone(app, later) == 1
+
+
+def test_pruning_gives_way_to_the_next_sweep(app: Onward, clock: Clock) -> None:
+    """A large clean-up takes no longer than a sweep's pause at once, and goes on after it."""
+    settings = Settings(sweep=2, keep_succeeded=60, prune_every=10, prune_step=1)
+    ids = ended(app, 5)
+    shift_clock(app.database, 61.0)
+    clock.extra = 0.99 - PRUNE_PAUSE
+    clock.most = 4
+    mine = Keeper(app.database, settings, list)
+    on_loop(app, mine.run())
+    assert clock.pauses == [PRUNE_PAUSE, PRUNE_PAUSE, PRUNE_PAUSE, 2.0]
+    assert gone(app, ids) == 3
+    clock.most = 7
+    on_loop(app, mine.run())
+    assert gone(app, ids) == 5
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_private_and_does_not_outlive_its_process(tmp_path: Path) -> None:
+    """Nobody else may read it, and a program that is started by a job does not inherit it."""
+    path = tmp_path / "lock"
+    fd = hold_lock(str(path))
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert not os.get_inheritable(fd)
+        assert not is_free(str(path))
+    finally:
+        os.close(fd)
+    assert is_free(str(path))
+
+
+def test_a_lock_that_cannot_be_made_says_what_it_is_for(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError) as caught:
+        hold_lock(str(tmp_path / "nowhere" / "lock"))
+    assert "nowhere/lock cannot be made: No such file" in caught.value.what
+    assert caught.value.why == (
+        "each worker holds one beside the database, so that others see when it has died"
+    )
+    assert caught.value.fix == (
+        "let the worker's user write to that directory, and see that its disk has space"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "onward")
