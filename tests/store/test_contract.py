@@ -160,8 +160,11 @@ def test_an_id_of_another_call_is_a_conflict(
     """
     job = in_state(database, state)
     fresh = new_job()
-    with pytest.raises(IdConflict, match=job.id):
+    with pytest.raises(IdConflict) as caught:
         database.run(store.enqueue_again, [fresh, new_job(id=job.id, **other)])
+    assert caught.value.what == f"job id {job.id} belongs to another call, of {job.task}"
+    assert "the same id means the same call" in caught.value.why
+    assert "uuid.uuid5(namespace, key) makes one from your key" in caught.value.fix
     assert get(database, job.id) == job
     with pytest.raises(JobNotFound):
         database.read(store.get, fresh.id)
@@ -192,20 +195,50 @@ def test_an_id_that_is_written_twice_in_one_repeat_is_one_job(database: Database
     assert database.read(store.counts)["queued"] == 1
 
 
-def test_an_enqueue_says_whether_a_worker_waits_to_be_woken(database: Database) -> None:
+@pytest.mark.parametrize("other", [{"task": "other"}, {"args": '{"n": 2}'}])
+def test_two_meanings_of_one_id_in_one_repeat_are_a_conflict(
+    database: Database, other: dict[str, Any]
+) -> None:
+    """Neither is written: nobody can say which of them was meant."""
+    job = new_job()
+    with pytest.raises(IdConflict) as caught:
+        database.run(store.enqueue_again, [job, msgspec.structs.replace(job, **other)])
+    assert caught.value.what == f"job id {job.id} belongs to another call, of {job.task}"
+    with pytest.raises(JobNotFound):
+        database.read(store.get, job.id)
+
+
+def test_a_job_that_is_not_there_is_named(database: Database) -> None:
+    """Whoever asks learns what may have become of it, and where to look."""
+    missing = new_id()
+    for ask in (
+        lambda: database.read(store.get, missing),
+        lambda: database.run(store.move, missing, lambda _: None),
+    ):
+        with pytest.raises(JobNotFound) as caught:
+            ask()
+        assert caught.value.what == f"no job has the id {missing}"
+        assert caught.value.why == "it was never enqueued here, or it ended and was pruned"
+        assert "onward job list shows what there is" in caught.value.fix
+
+
+@pytest.mark.parametrize("write", [store.enqueue, store.enqueue_ours])
+def test_an_enqueue_says_whether_a_worker_waits_to_be_woken(
+    database: Database, write: Callable[[list[NewJob]], Op[bool]]
+) -> None:
     """Only PostgreSQL has to be told; there the answer follows the workers' own word, and only
     active ones count.
     """
-    assert database.run(store.enqueue, [new_job()]) is False
+    assert database.run(write, [new_job()]) is False
     worker = register(database)
-    answers = [database.run(store.enqueue, [new_job()])]
+    answers = [database.run(write, [new_job()])]
     for idle in (False, True):
         database.run(store.set_idle, worker, idle)
-        answers.append(database.run(store.enqueue, [new_job()]))
+        answers.append(database.run(write, [new_job()]))
     database.run(store.drain, worker)
     for idle in (False, True):
         database.run(store.set_idle, worker, idle)
-        answers.append(database.run(store.enqueue, [new_job()]))
+        answers.append(database.run(write, [new_job()]))
     expected = [True, False, True, False, False]
     assert answers == (expected if database.dialect == "postgres" else [False] * 5)
 
@@ -708,7 +741,14 @@ def test_a_refused_write_is_kept_with_what_was_expected_and_found(database: Data
     assert (kept.expected, kept.found, kept.found_attempt) == ("running", "queued", 2)
     assert (kept.found_worker, kept.detail) == (None, '"late"')
     assert kept.at == pytest.approx(time.time(), abs=5)
-    everything = database.read(store.refusals)
+    again = running(database)
+    apply(database, EVENTS["recover"][0](again))
+    shift_clock(database, 100)
+    (taken,) = claim(database, register(database), 1)
+    database.run(store.refuse, [store.refusal_of(succeed(again), taken)])
+    (kept,) = database.read(store.refusals, again.id)
+    assert (kept.found, kept.found_worker) == ("running", taken.worker)
+    everything = database.read(store.refusals)[1:]
     assert [one.job for one in everything] == [other.id, job.id]
     assert (everything[0].found, everything[0].detail) == (None, "gone")
     assert len(database.read(store.refusals, None, 1)) == 1

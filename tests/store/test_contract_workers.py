@@ -172,6 +172,19 @@ def test_a_proven_death_ends_the_lease_at_once(database: Database, draining: boo
     assert not database.run(store.lose, worker, "again")
 
 
+def test_each_beat_is_a_new_sign_of_life(database: Database) -> None:
+    """Also one that cannot make the lease longer, because the database's clock went back."""
+    worker = register(database, lease=10.0)
+    first = lease_of(database, worker)
+    shift_clock(database, -5)
+    database.run(store.beat, [worker], 10.0)
+    second = lease_of(database, worker)
+    assert first is not None
+    assert second is not None
+    assert second.until == first.until
+    assert second.beat != first.beat
+
+
 def test_a_worker_is_declared_lost_only_with_the_lease_that_was_seen_over(
     database: Database,
 ) -> None:
