@@ -449,12 +449,14 @@ def test_a_backoff_that_cannot_work_is_refused_where_it_is_written(name: str, va
     night.
     """
     options: dict[str, Any] = {name: value}
-    with pytest.raises(InvalidOption, match=f"Backoff\\({name}=") as caught:
+    with pytest.raises(InvalidOption) as caught:
         Backoff(**options)
-    assert str(value) in caught.value.what
-    assert RULES[name] in caught.value.what
-    assert caught.value.why == "the delay between tries grows from these numbers"
-    assert "Backoff(base=2, factor=3, cap=3600) waits 2, 6, 18, 54 seconds" in caught.value.fix
+    error = caught.value
+    assert error.what == f"Backoff({name}={value}) cannot work: {name} {RULES[name]}"
+    assert error.why == "the delay between tries grows from these numbers"
+    assert error.fix == (
+        "Backoff(base=2, factor=3, cap=3600) waits 2, 6, 18, 54 seconds … up to an hour"
+    )
 
 
 # --- purity ---------------------------------------------------------------------------------------
