@@ -163,8 +163,12 @@ def test_an_id_of_another_call_is_a_conflict(
     with pytest.raises(IdConflict) as caught:
         database.run(store.enqueue_again, [fresh, new_job(id=job.id, **other)])
     assert caught.value.what == f"job id {job.id} belongs to another call, of {job.task}"
-    assert "the same id means the same call" in caught.value.why
-    assert "uuid.uuid5(namespace, key) makes one from your key" in caught.value.fix
+    assert caught.value.why == (
+        "an explicit id makes an enqueue repeatable: the same id means the same call"
+    )
+    assert caught.value.fix == (
+        "use a new id for a new call; uuid.uuid5(namespace, key) makes one from your key"
+    )
     assert get(database, job.id) == job
     with pytest.raises(JobNotFound):
         database.read(store.get, fresh.id)
@@ -219,7 +223,9 @@ def test_a_job_that_is_not_there_is_named(database: Database) -> None:
             ask()
         assert caught.value.what == f"no job has the id {missing}"
         assert caught.value.why == "it was never enqueued here, or it ended and was pruned"
-        assert "onward job list shows what there is" in caught.value.fix
+        assert caught.value.fix == (
+            "onward job list shows what there is; onward status names the database"
+        )
 
 
 @pytest.mark.parametrize("write", [store.enqueue, store.enqueue_ours])
@@ -419,6 +425,32 @@ def test_a_retry_closes_the_attempt_and_queues_the_next(database: Database) -> N
     assert (attempt.number, attempt.state, attempt.event) == (1, AttemptState.FAILED, Event.RETRY)
     assert (attempt.worker, attempt.reason, attempt.error) == (job.worker, "error", "boom")
     assert attempt.ended_at == pytest.approx(record.run_at - 30, abs=0.001)
+
+
+def test_history_tells_of_bodies_that_went_on(database: Database) -> None:
+    """An abandoned attempt is marked, and no other; a cancelled job keeps the error of its end."""
+    job = running(database)
+    apply(database, retry(job, abandoned=True))
+    shift_clock(database, 100)
+    (again,) = claim(database, register(database))
+    apply(database, again.move(Event.ASK_CANCEL))
+    asked = get(database, job.id)
+    failed = AttemptState.FAILED
+    apply(database, asked.move(Event.CANCEL, ended=failed, reason="error", error="for good"))
+    first, second = database.read(store.attempts, job.id)
+    assert [(one.job, one.number, one.abandoned) for one in (first, second)] == [
+        (job.id, 1, True),
+        (job.id, 2, False),
+    ]
+    assert database.read(store.record, job.id).error == "for good"
+
+
+def test_of_two_changes_of_one_job_only_the_first_takes(database: Database) -> None:
+    """And the changes of others behind them are written all the same."""
+    job, other = running(database), running(database)
+    assert apply(database, retry(job), succeed(job), succeed(other)) == {job.id, other.id}
+    assert state_of(database, job.id) is JobState.QUEUED
+    assert state_of(database, other.id) is JobState.SUCCEEDED
 
 
 EVENTS: dict[str, tuple[Callable[[Job], Change], JobState, AttemptState | None]] = {
