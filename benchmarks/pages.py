@@ -1,7 +1,8 @@
 """Puts measured figures where people read them: in the tables of `docs/performance.md`, and in the
 chart of the README.
 
-    python -m benchmarks --json docs/figures/onward.json
+    python -m benchmarks S1 S3 S4 S6 S7 S13 --json docs/figures/onward.json
+    python -m benchmarks S8 S9 S10 S11 S14 S15 --json docs/figures/long.json
     python -m benchmarks.peers --json docs/figures/peers.json
     python -m benchmarks.pages
 """
@@ -97,10 +98,11 @@ def drawn(bars: list[Bar]) -> str:
 
 
 def main() -> None:
-    """Fill the page and draw the chart from the two files of figures."""
+    """Fill the page and draw the chart from the files of figures."""
     ours = lines_of(FIGURES / "onward.json")
     peers: dict[str, dict[str, Any]] = msgspec.json.decode((FIGURES / "peers.json").read_bytes())
     page = fill_in(PAGE.read_text("utf-8"), "onward", table(ours))
+    page = fill_in(page, "long", table(lines_of(FIGURES / "long.json")))
     parts: list[str] = []
     for name, found in peers.items():
         if "figures" in found:
