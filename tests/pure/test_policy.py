@@ -238,7 +238,7 @@ def test_a_rejected_job_is_buried_at_once() -> None:
         ("crashed", "signal 11"),
     ],
 )
-@pytest.mark.parametrize("state", OWNED)
+@pytest.mark.parametrize("state", sorted(OWNED))
 def test_an_attempt_keeps_what_is_known_of_its_failure(
     state: JobState, name: str, text: str
 ) -> None:
