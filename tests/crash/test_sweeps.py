@@ -16,16 +16,14 @@ import pytest
 from onward.app import Onward
 from onward.config import Settings
 from onward.errors import DatabaseUnavailable
-from onward.ids import new_id
 from onward.job import Change, Job
 from onward.lifecycle import JobState
 from onward.store import store
 from onward.store.database import Database
 from onward.store.postgres import PostgresDatabase
 from onward.store.statements import psycopg_text
-from onward.store.store import FIRST_ID, Lease, Registration
+from onward.store.store import FIRST_ID, Lease
 from onward.store.url import open_database
-from onward.worker.heart import register
 from onward.worker.keeper import Keeper, decide_loss
 from tests.crash.field import BUSY, enqueue, wait_for_state
 from tests.store.builders import hand
@@ -105,30 +103,6 @@ def test_a_worker_is_declared_lost_once(app: Onward, second: Database) -> None:
     assert answers == [True, False]
     assert app.database.run(store.beat, [worker], 60.0) == set()
     assert [line.state for line in workers(app.database)] == ["lost"]
-
-
-def test_a_registration_whose_answer_was_lost_may_be_repeated(app: Onward) -> None:
-    """The same process start again is the same worker, with the lease that it has."""
-    worker = Registration(
-        id=new_id(),
-        name="twice",
-        host="here",
-        pid=1,
-        version="0",
-        queues=("default",),
-        tasks=(),
-        concurrency=1,
-        lease=60.0,
-    )
-    app.database.run(store.register, worker)
-    (lease,) = app.database.read(store.leases)
-
-    async def again() -> None:
-        await register(app.database, worker)
-        await app.database.close_loop()
-
-    asyncio.run(again())
-    assert app.database.read(store.leases) == [lease]
 
 
 def test_a_renewal_between_look_and_act_saves_the_worker(app: Onward) -> None:

@@ -79,6 +79,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.fixture(autouse=True)
+def _everything_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "onward")
+
+
 @pytest.fixture
 def board() -> Iterator[Board]:
     with closing(Board(4)) as board:
@@ -156,8 +161,8 @@ def test_a_beat_renews_the_lease_and_says_so_on_the_board(
     assert clock.patience == [5.0]  # Half a lease: the next try must come in time.
 
 
-def test_a_registration_that_is_repeated_meets_itself(app: Onward, clock: Clock) -> None:
-    """Its first answer may have been lost."""
+def test_a_registration_whose_answer_was_lost_may_be_repeated(app: Onward, clock: Clock) -> None:
+    """The same process start again is the same worker, with the lease that it has."""
     mine = Registration(
         id=new_id(),
         name="tests",
@@ -169,9 +174,11 @@ def test_a_registration_that_is_repeated_meets_itself(app: Onward, clock: Clock)
         concurrency=1,
         lease=10.0,
     )
-    for _ in range(2):
-        on_loop(app, heart.register(app.database, mine))
-    assert [lease.worker for lease in app.database.read(store.leases)] == [mine.id]
+    on_loop(app, heart.register(app.database, mine))
+    (lease,) = app.database.read(store.leases)
+    assert lease.worker == mine.id
+    on_loop(app, heart.register(app.database, mine))
+    assert app.database.read(store.leases) == [lease]
 
 
 def test_a_worker_that_was_given_up_learns_it_by_its_board(
@@ -496,8 +503,3 @@ def test_a_lock_that_cannot_be_made_says_what_it_is_for(tmp_path: Path) -> None:
     assert caught.value.fix == (
         "let the worker's user write to that directory, and see that its disk has space"
     )
-
-
-@pytest.fixture(autouse=True)
-def _everything_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "onward")
