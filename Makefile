@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 help:
 	@echo "make demo    a guided tour in a minute: jobs, a crash, a recovery"
 	@echo "make test    every test, on SQLite and on PostgreSQL"
-	@echo "make soak    the long tests: minutes of load and faults"
+	@echo "make soak    the long tests: half an hour of load and faults"
 	@echo "make torture BUDGET=3600 SEED=7   search for violations of what is promised"
 	@echo "make mutants   small faults in decisions, store and leases: which does no test see?"
 	@echo "make bench   Onward beside the bare loop, on both databases: BENCH='S1 S3' for some"
