@@ -7,8 +7,8 @@ is there. All others have ids that nobody has seen yet, so the first try is a pl
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,60 +41,56 @@ def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
     """Write the calls; those without a connection in one transaction."""
     there: dict[str, Record] = {}
     for part in _parts(calls):
-        if part.connection is not None:
-            there |= connections.write(
-                app.database,
-                part.connection,
-                part.write,
-                several=part.several,
-                repeats=part.repeats,
-            )
-        elif part.several:
-            try:
-                there |= app.database.run(part.write)
-            except Unknown:  # It may have taken: the repeat meets its own rows.
-                there |= app.database.run(part.write)
-            if app.database.notifies:
-                with suppress(DatabaseError):  # A hint: what is written stays written.
-                    app.database.enqueue([])  # Writes nothing, and wakes a worker that waits.
-        else:
-            with _only_once():
+        try:
+            if part.connection is not None:
+                there |= connections.write(
+                    app.database,
+                    part.connection,
+                    part.write,
+                    several=part.several,
+                    repeats=part.repeats,
+                )
+            elif part.several:
+                try:
+                    there |= app.database.run(part.write)
+                except Unknown:
+                    there |= app.database.run(part.write_again)
+                if app.database.notifies:
+                    with suppress(DatabaseError):  # A hint: what is written stays written.
+                        app.database.enqueue([])  # Writes nothing, and wakes a worker that waits.
+            else:
                 app.database.enqueue(part.jobs)
-    return [_handle(app, call, there) for call in calls]
+        except Duplicate as error:
+            raise _enqueued_already() from error
+    return _handles(app, calls, there)
 
 
 async def aenqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
     """The same as `enqueue_all`, for async code."""
     there: dict[str, Record] = {}
     for part in _parts(calls):
-        if part.connection is not None:
-            there |= await connections.awrite(
-                app.database,
-                part.connection,
-                part.write,
-                several=part.several,
-                repeats=part.repeats,
-            )
-        elif part.several:
-            try:
-                there |= await app.database.arun(part.write)
-            except Unknown:
-                there |= await app.database.arun(part.write)
-            if app.database.notifies:
-                with suppress(DatabaseError):
-                    await app.database.aenqueue([])
-        else:
-            with _only_once():
+        try:
+            if part.connection is not None:
+                there |= await connections.awrite(
+                    app.database,
+                    part.connection,
+                    part.write,
+                    several=part.several,
+                    repeats=part.repeats,
+                )
+            elif part.several:
+                try:
+                    there |= await app.database.arun(part.write)
+                except Unknown:
+                    there |= await app.database.arun(part.write_again)
+                if app.database.notifies:
+                    with suppress(DatabaseError):
+                        await app.database.aenqueue([])
+            else:
                 await app.database.aenqueue(part.jobs)
-    return [_handle(app, call, there) for call in calls]
-
-
-@contextmanager
-def _only_once() -> Generator[None, None, None]:
-    try:
-        yield
-    except Duplicate as error:
-        raise _enqueued_already() from error
+        except Duplicate as error:
+            raise _enqueued_already() from error
+    return _handles(app, calls, there)
 
 
 def _enqueued_already() -> IdConflict:
@@ -123,6 +119,11 @@ class _Part:
             self._used.add(call.job.id)
         self.jobs.append(call.job)
 
+    def check_once(self) -> None:
+        """Refuse a call that is here twice."""
+        if len(self.jobs) > 1 and len({job.id for job in self.jobs}) < len(self.jobs):
+            raise _enqueued_already()
+
     @property
     def repeats(self) -> bool:
         """Whether a job may be there already."""
@@ -135,9 +136,15 @@ class _Part:
 
     def write(self) -> Op[dict[str, Record]]:
         """Write all; returns those that were there already."""
-        if not self.several:
-            yield from store.enqueue(self.jobs)
-            return {}
+        if self.repeats:
+            return (yield from self.write_again())
+        chunks = _chunks(self.jobs)
+        for chunk in chunks:
+            yield from store.enqueue(chunk, alone=len(chunks) == 1)
+        return {}
+
+    def write_again(self) -> Op[dict[str, Record]]:
+        """The same where some may be there: the caller's ids, or a write whose answer was lost."""
         there: dict[str, Record] = {}
         for chunk in _chunks(self.jobs):
             born = yield from store.enqueue_again(chunk, self._is_same)
@@ -195,6 +202,8 @@ def _parts(calls: Sequence[Call[Any]]) -> Iterator[_Part]:
         parts[key].add(call)
     for call in calls:
         call.used = True
+    for part in parts.values():
+        part.check_once()
     own = parts.pop(0, None)
     yield from parts.values()
     if own is not None:
@@ -213,8 +222,14 @@ def _chunks(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
     return [*chunks, jobs[start:]]
 
 
-def _handle(app: Onward, call: Call[Any], there: dict[str, Record]) -> Handle[Any]:
-    record = there.get(call.job.id)
-    if record is not None:
-        return Handle(app, record=record)
-    return Handle(app, new=call.job, connection=call.connection)
+def _handles(
+    app: Onward, calls: Sequence[Call[Any]], there: Mapping[str, Record]
+) -> list[Handle[Any]]:
+    if not there:
+        return [Handle(app, call.job, None, call.connection) for call in calls]
+    return [
+        Handle(app, record=there[call.job.id])
+        if call.job.id in there
+        else Handle(app, call.job, None, call.connection)
+        for call in calls
+    ]

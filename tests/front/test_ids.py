@@ -134,6 +134,18 @@ def test_a_call_is_one_job_so_it_cannot_be_enqueued_twice(
     assert total(app) == 1
 
 
+def test_a_call_that_is_twice_among_very_many_is_refused_and_nothing_is_written(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    """So many take several statements of one transaction."""
+    call = send.call(1)
+    calls = [call, *(send.call(number) for number in range(batch.MOST_ROWS)), call]
+    with pytest.raises(IdConflict, match="enqueued already"):
+        app.enqueue_many(calls)
+    assert total(app) == 0
+    assert len(app.enqueue_many(calls[1:])) == total(app) == len(calls) - 1
+
+
 def test_a_call_whose_job_has_ended_is_enqueued_all_the_same(
     app: Onward, send: SyncTask[..., int]
 ) -> None:

@@ -112,11 +112,11 @@ def dumps(value: Any) -> str:
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-def enqueue(jobs: Sequence[NewJob]) -> Op[bool]:
+def enqueue(jobs: Sequence[NewJob], *, alone: bool = True) -> Op[bool]:
     """Write new jobs, each of them for the first time. Returns whether some worker is idle and
-    wants to be woken.
+    wants to be woken. `alone`: its transaction consists of nothing else.
     """
-    rows = yield Statement("enqueue", {"jobs": dumps(jobs)})
+    rows = yield Statement("enqueue", {"jobs": dumps(jobs)}, alone)
     return bool(rows and rows[0][0])
 
 
