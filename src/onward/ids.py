@@ -28,11 +28,14 @@ def new_id() -> str:
     nanos = time.time_ns()
     stamp = (nanos // 1_000_000 << 12) | (nanos % 1_000_000 * 4096 // 1_000_000)
     with _lock:
-        stamp = _last = max(stamp, _last + 1)
-    head = f"{stamp:015x}"
-    tail = os.urandom(8).hex()
-    variant = _VARIANTS[tail[0]]
-    return f"{head[:8]}-{head[8:12]}-7{head[12:]}-{variant}{tail[1:4]}-{tail[4:]}"
+        if stamp <= _last:
+            stamp = _last + 1
+        _last = stamp
+    digits = f"{stamp:015x}{os.urandom(8).hex()}"
+    return (
+        f"{digits[:8]}-{digits[8:12]}-7{digits[12:15]}"
+        f"-{_VARIANTS[digits[15]]}{digits[16:19]}-{digits[19:]}"
+    )
 
 
 def parse_id(value: object) -> str:
