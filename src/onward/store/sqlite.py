@@ -18,13 +18,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.store import store
-from onward.store.coalesce import AsyncCoalescer
 from onward.store.database import Again, Duplicate, Refused
 from onward.store.migrate import check_version, missing, newest
 from onward.store.sqlite_driver import BUSY, SAME_KEY, Connection, Driver, kind, meaning
@@ -65,9 +65,6 @@ class SqliteDatabase:
         self.clock: Callable[[], float] = time.time
         self._synchronous = synchronous
         self._writer = SqliteWriter(self)
-        self._sides: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, AsyncCoalescer[NewJob]
-        ] = weakref.WeakKeyDictionary()
         self._reading = threading.RLock()  # A signal handler may read in the middle of a read.
         self._reader: Connection | None = None
         self._lock = threading.Lock()
@@ -108,11 +105,7 @@ class SqliteDatabase:
         self._write(lambda: store.enqueue_ours(jobs), jobs)
 
     async def aenqueue(self, jobs: Sequence[NewJob]) -> None:
-        loop = asyncio.get_running_loop()
-        side = self._sides.get(loop)
-        if side is None:
-            side = self._sides[loop] = AsyncCoalescer(self._aenqueue_now)
-        await side.write(jobs)
+        await self._awrite(lambda: store.enqueue_ours(jobs), jobs)
 
     async def wakeup(self) -> SqliteWakeup:
         wakeup = SqliteWakeup(self)
@@ -181,17 +174,9 @@ class SqliteDatabase:
         """A caller that is cancelled leaves its operation to be written."""
         loop = asyncio.get_running_loop()
         told: asyncio.Future[Any] = loop.create_future()
-
-        def tell(answer: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
-                loop.call_soon_threadsafe(_tell, told, answer)
-
-        self._writer.submit(Work(make, tell, jobs))
+        self._writer.submit(Work(make, partial(_tell, told), jobs, loop))
         answer: T = _taken(await told)
         return answer
-
-    async def _aenqueue_now(self, jobs: Sequence[NewJob]) -> None:
-        await self._awrite(lambda: store.enqueue_ours(jobs), jobs)
 
     # --- a fork -----------------------------------------------------------------------------------
 

@@ -7,10 +7,11 @@ cost as much as a third of a commit.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from onward.errors import DatabaseError
@@ -34,11 +35,13 @@ class Work(NamedTuple):
     """An operation for the writer, and who is told its answer: a value, or an error.
 
     `jobs`: it enqueues these and does nothing else, so it can be joined with others of its kind.
+    `loop`: where the answer is to be told, if not in the thread that has written.
     """
 
     make: Callable[[], Op[Any]]
     answer: Callable[[Any], object]
     jobs: Sequence[NewJob] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
 
 
 class SqliteWriter:
@@ -128,8 +131,7 @@ class SqliteWriter:
         except BaseException as error:
             self._close()
             answers = [self._database.translate(error)] * len(batch)
-        for work, answer in zip(batch, answers, strict=True):
-            work.answer(answer)
+        _tell(zip(batch, answers, strict=True))
 
     def _close(self) -> None:
         """SQLite rolls back what is open."""
@@ -190,6 +192,27 @@ class SqliteWriter:
         writes is one moment.
         """
         return self._database.clock() if self._moment is None else self._moment
+
+
+Answer = tuple[Work, Any]
+
+
+def _tell(answers: Iterable[Answer]) -> None:
+    """Tell everybody: a loop is woken once, however many wait there."""
+    elsewhere: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
+    for work, answer in answers:
+        if work.loop is None:
+            work.answer(answer)
+        else:
+            elsewhere.setdefault(work.loop, []).append((work, answer))
+    for loop, told in elsewhere.items():
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
+            loop.call_soon_threadsafe(_tell_here, told)
+
+
+def _tell_here(answers: list[Answer]) -> None:
+    for work, answer in answers:
+        work.answer(answer)
 
 
 def carry_out(connection: Connection, op: Op[T]) -> T:
