@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from onward.job import Job
 from onward.policy import Crashed, Outcome, Rejected
 from onward.running import Current
 from onward.worker.body import error_text, run_async_body, run_body
-from onward.worker.isolation import LENGTH, Cancel, Order, Run, frame
+from onward.worker.isolation import LENGTH, Cancel, Order, Ready, Run, frame
 from onward.worker.loading import load_app, point_at
 
 
@@ -45,6 +46,7 @@ def main() -> None:
     except BaseException as error:
         _refuse(link, error)
         raise
+    link.sendall(frame(Ready()))
     _Server(link, app).serve()
 
 
@@ -59,7 +61,7 @@ def die_with(parent: int) -> None:
 
 
 def _refuse(link: socket.socket, error: BaseException) -> None:
-    """The app cannot be loaded here: say so as the first attempt's outcome. Where the job was
+    """The app cannot be loaded here: say so as the attempt's outcome. Where the job was
     claimed it could, so the next try may do better.
     """
     link.sendall(frame(Crashed(error_text(error))))
@@ -102,15 +104,25 @@ class _Server:
                 await self._app.database.close_loop()
 
     def _listen(self) -> None:
-        while True:
-            match self._receive():
-                case Run(job=job):
-                    # Known before the body begins: a request to stop may come before that.
-                    self._current = Current(job)
-                    self._orders.append((job, self._current))
-                    self._ready.release()
-                case Cancel(harder=harder):
-                    self._cancel(harder)
+        """Take orders. One that cannot be read ends the process: else its sender would wait for
+        ever, and the attempt be running for ever.
+        """
+        try:
+            while True:
+                self._obey(self._receive())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Run(job=job):
+                # Known before the body begins: a request to stop may come before that.
+                self._current = Current(job)
+                self._orders.append((job, self._current))
+                self._ready.release()
+            case Cancel(harder=harder):
+                self._cancel(harder)
 
     def _cancel(self, harder: bool) -> None:
         if self._current is not None:

@@ -1,8 +1,11 @@
 """Attempts in processes of their own: killed when they must end, and gone alone when they crash.
 
 The parent's side. A process runs one attempt at a time and is used again after an attempt that
-ended well; a killed or crashed one is replaced when the next is needed. The other side is
-`isolated.py`.
+ended well; a killed or crashed one is replaced when the next is needed, and one that nobody needs
+for a while ends. The other side is `isolated.py`.
+
+A process takes its time to start and to load the app, and few do so at once. An attempt begins when
+its process is ready: only then does its time limit run, and only then can it be lost.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +28,25 @@ from onward.job import Job
 from onward.policy import Crashed, Outcome
 from onward.running import CancelToken
 from onward.worker.body import plain_error
+
+START_SECONDS = 60.0
+"""How long a process may take until it is ready for an attempt."""
+
+MOST_STARTING = max(2, os.cpu_count() or 2)
+"""How many processes start at once."""
+
+MOST_RECOVERED = 16
+"""How many attempts after a loss run at once, each in a process of its own: a crash under hundreds
+of slots must not become as many interpreters. The others wait, with their slots, and have not
+begun.
+"""
+
+IDLE_SECONDS = 30.0
+"""How long a process waits for its next attempt before it ends."""
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """The process has loaded the app."""
 
 
 class Run(Struct, frozen=True, tag=True):
@@ -50,14 +73,23 @@ def frame(message: Any) -> bytes:
     return len(body).to_bytes(LENGTH, "big") + body
 
 
-class Isolated:
-    """One attempt under way in a process of its own."""
+Answer = Ready | Outcome
 
-    def __init__(self) -> None:
-        self._then: Callable[[Outcome], None] | None = None
-        self._outcome: Outcome | None = None
+
+class Isolated:
+    """One attempt in a process of its own, or on its way there.
+
+    Args:
+        begins: called when its body is about to begin.
+    """
+
+    def __init__(self, begins: Callable[[], None]) -> None:
+        self.begins = begins
+        self.abort: Callable[[], object] = lambda: None
         self.process: subprocess.Popen[bytes] | None = None
         self.killed = False
+        self._then: Callable[[Outcome], None] | None = None
+        self._outcome: Outcome | None = None
 
     def then(self, callback: Callable[[Outcome], None]) -> None:
         """Have the outcome handed to `callback`."""
@@ -71,10 +103,12 @@ class Isolated:
             self._then(outcome)
 
     def kill(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does; an attempt that waits for one does not begin."""
         self.killed = True
         if self.process is not None:
             self.process.kill()
+        else:
+            self.abort()
 
 
 class _Child:
@@ -89,14 +123,15 @@ class _Child:
         self.process = process
         self.reader = reader
         self.writer = writer
+        self.idle_since = 0.0
 
     async def send(self, order: Order) -> None:
         self.writer.write(frame(order))
         await self.writer.drain()
 
-    async def receive(self) -> Outcome:
+    async def receive(self) -> Answer:
         size = int.from_bytes(await self.reader.readexactly(LENGTH), "big")
-        return msgspec.msgpack.decode(await self.reader.readexactly(size), type=Outcome)
+        return msgspec.msgpack.decode(await self.reader.readexactly(size), type=Answer)
 
     async def end(self) -> int:
         """End the process and learn how it ended."""
@@ -129,17 +164,17 @@ class Isolation:
         }
         self._free: list[_Child] = []
         self._running: set[asyncio.Task[None]] = set()
+        self._starting = asyncio.Semaphore(MOST_STARTING)
+        self._recovered = asyncio.Semaphore(MOST_RECOVERED)
 
     @property
     def possible(self) -> bool:
         return self._target is not None
 
-    def run(self, job: Job, token: CancelToken) -> Isolated:
-        """Run an attempt in a process of its own."""
-        attempt = Isolated()
-        task = asyncio.create_task(self._run(attempt, job, token))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+    def run(self, job: Job, token: CancelToken, begins: Callable[[], None]) -> Isolated:
+        """Run an attempt in a process of its own; `begins` is called when its body is about to."""
+        attempt = Isolated(begins)
+        attempt.abort = self._go_on(self._run(attempt, job, token)).cancel
         return attempt
 
     async def close(self) -> None:
@@ -150,27 +185,71 @@ class Isolation:
         while self._free:
             await self._free.pop().end()
 
+    def _go_on(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    # --- one attempt ------------------------------------------------------------------------------
+
     async def _run(self, attempt: Isolated, job: Job, token: CancelToken) -> None:
-        child: _Child | None = None
         try:
-            child = await self._free_child() or await self._start()
-            attempt.process = child.process
-            if attempt.killed:
-                child.process.kill()
-            await child.send(Run(job))
-            outcome = await self._outcome(child, token)
-        except Exception as error:  # Whatever went wrong, the attempt has an end.
-            outcome = Crashed(plain_error("Crashed", await _how_it_ended(child, error)))
+            async with self._recovered if job.losses else contextlib.nullcontext():
+                outcome = await self._in_process(attempt, job, token)
         except asyncio.CancelledError:
-            if child is not None:
-                await child.end()
-            raise
-        else:
-            if isinstance(outcome, Crashed):  # It could not load the app, and ends.
-                await child.end()
-            else:
-                self._free.append(child)
+            if not attempt.killed:
+                raise
+            outcome = _crashed("it was stopped before it began")
         attempt.end(outcome)
+
+    async def _in_process(self, attempt: Isolated, job: Job, token: CancelToken) -> Outcome:
+        try:
+            found = await self._free_child() or await self._start()
+        except Exception as error:
+            return _crashed(f"no process could be started: {error}")
+        if not isinstance(found, _Child):
+            return found
+        try:
+            attempt.process = found.process
+            attempt.begins()
+            await found.send(Run(job))
+            outcome = await self._outcome(found, token)
+        except Exception:  # Whatever went wrong, the attempt has an end.
+            return _crashed(f"the attempt's process died: {exit_text(await found.end())}")
+        except asyncio.CancelledError:
+            await found.end()
+            raise
+        self._keep(found)
+        return outcome
+
+    async def _outcome(self, child: _Child, token: CancelToken) -> Outcome:
+        """Wait for the outcome, and pass a request to stop on."""
+        receiving = asyncio.create_task(child.receive())
+        told = 0
+        try:
+            while True:
+                done, _ = await asyncio.wait({receiving}, timeout=0.25)
+                if done:
+                    return _outcome_in(receiving.result())
+                if token.requested and told in {0, 8}:
+                    await child.send(Cancel(harder=told > 0))
+                told += token.requested
+        finally:
+            receiving.cancel()
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _keep(self, child: _Child) -> None:
+        """It can run another attempt."""
+        child.idle_since = time.monotonic()
+        self._free.append(child)
+        asyncio.get_running_loop().call_later(IDLE_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        """End what nobody has needed for a while; the one used last is the first to be used."""
+        while self._free and time.monotonic() - self._free[0].idle_since >= IDLE_SECONDS:
+            self._go_on(_end(self._free.pop(0)))
 
     async def _free_child(self) -> _Child | None:
         """A process that waits for an attempt. One that died or was killed meanwhile is no good."""
@@ -181,22 +260,27 @@ class Isolation:
             await child.end()
         return None
 
-    async def _outcome(self, child: _Child, token: CancelToken) -> Outcome:
-        """Wait for the outcome, and pass a request to stop on."""
-        receiving = asyncio.create_task(child.receive())
-        told = 0
-        try:
-            while True:
-                done, _ = await asyncio.wait({receiving}, timeout=0.25)
-                if done:
-                    return receiving.result()
-                if token.requested and told in {0, 8}:
-                    await child.send(Cancel(harder=told > 0))
-                told += token.requested
-        finally:
-            receiving.cancel()
+    async def _start(self) -> _Child | Outcome:
+        """A new process that is ready, or what it says in its stead: it cannot load the app."""
+        async with self._starting:
+            child = await self._spawned()
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    answer = await child.receive()
+            except TimeoutError:
+                await child.end()
+                raise TimeoutError(f"it was not ready within {START_SECONDS:g} s") from None
+            except asyncio.IncompleteReadError:
+                raise ChildProcessError(exit_text(await child.end())) from None
+            except BaseException:
+                await child.end()
+                raise
+        if isinstance(answer, Ready):
+            return child
+        await child.end()
+        return answer
 
-    async def _start(self) -> _Child:
+    async def _spawned(self) -> _Child:
         ours, theirs = socket.socketpair()
         try:
             process = self._spawn(theirs.fileno())
@@ -205,7 +289,13 @@ class Isolation:
             raise
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            raise
         return _Child(process, reader, writer)
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
@@ -219,11 +309,18 @@ class Isolation:
         )
 
 
-async def _how_it_ended(child: _Child | None, error: Exception) -> str:
-    """What to write into history about a process that died under its attempt."""
-    if child is None:
-        return f"no process could be started: {error}"
-    return f"the attempt's process died: {exit_text(await child.end())}"
+async def _end(child: _Child) -> None:
+    await child.end()
+
+
+def _outcome_in(answer: Answer) -> Outcome:
+    if isinstance(answer, Ready):
+        raise ValueError("a process that ran an attempt says that it is ready")
+    return answer
+
+
+def _crashed(text: str) -> Crashed:
+    return Crashed(plain_error("Crashed", text))
 
 
 def exit_text(code: int) -> str:

@@ -1,0 +1,231 @@
+"""Processes of their own: an attempt begins when its process is ready, and few processes do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from onward import Onward
+from onward.job import Job
+from onward.lifecycle import JobState
+from onward.policy import Crashed, Outcome
+from onward.running import CancelToken
+from onward.worker import isolation
+from onward.worker.isolation import Isolated, Isolation
+from tests.support import tasks
+from tests.support.ledger import Ledger
+from tests.support.workers import alive, running, wait_until
+from tests.worker.history import ends, last_error, starts, wait_for, wait_over
+
+SLOW = "tests.worker.slow:app"
+LOADS = {"ONWARD_TEST_LOADS": "1.5"}
+
+
+def test_a_time_limit_does_not_run_while_its_process_starts(shop: Onward, ledger: Ledger) -> None:
+    """The app takes longer to load than the attempt may take."""
+    with running(shop.url, ledger=ledger, target=SLOW, environment=LOADS):
+        job = tasks.isolated_echo.using(timeout=1.0, max_attempts=1).enqueue("x")
+        wait_for(job, "succeeded", "dead")
+    assert ends(job) == ["succeeded"]
+
+
+def test_a_time_limit_does_not_run_while_the_process_after_a_loss_starts(
+    shop: Onward, ledger: Ledger
+) -> None:
+    """What somebody else's crash took with it is tried again, and not dead for want of time."""
+    with running(shop.url, ledger=ledger, target=SLOW, environment=LOADS) as worker:
+        job = tasks.nap_once.using(timeout=1.0, max_attempts=1, max_losses=3).enqueue(60)
+        wait_until(lambda: starts(ledger, job))
+        os.kill(worker.pids()[0], signal.SIGKILL)
+        wait_for(job, "succeeded", "dead")
+    assert ends(job) == ["lost", "succeeded"]
+
+
+def test_an_attempt_whose_process_starts_when_its_worker_dies_has_not_begun(
+    shop: Onward, ledger: Ledger
+) -> None:
+    """It is given back free of charge."""
+    slowly = {"ONWARD_TEST_LOADS": "30"}
+    with running(shop.url, ledger=ledger, target=SLOW, environment=slowly) as worker:
+        job = tasks.isolated_echo.using(max_attempts=1).enqueue("x")
+        wait_for(job, "running")
+        wait_until(worker.isolated_pids)
+        os.kill(worker.pids()[0], signal.SIGKILL)
+        wait_until(lambda: ends(job))
+    assert ends(job) == ["released: its worker died before it began"]
+    assert starts(ledger, job) == []
+
+
+def test_an_attempt_that_waits_for_its_process_can_be_cancelled(
+    shop: Onward, ledger: Ledger
+) -> None:
+    slowly = {"ONWARD_TEST_LOADS": "30"}
+    with running(shop.url, ledger=ledger, target=SLOW, environment=slowly) as worker:
+        job = tasks.isolated_echo.enqueue("x")
+        wait_for(job, "running")
+        job.cancel()
+        wait_for(job, "cancelled")
+        worker.terminate()
+        assert worker.wait(15) == 0
+    assert ends(job) == ["cancelled"]
+    assert starts(ledger, job) == []
+
+
+def test_a_crash_under_many_slots_starts_few_processes(shop: Onward, ledger: Ledger) -> None:
+    """Every job that it took with it runs again in a process of its own, a few at a time."""
+    count = isolation.MOST_RECOVERED + 14
+    with running(shop.url, ledger=ledger, concurrency=count) as worker:
+        jobs = shop.enqueue_many(tasks.nap_once.call(60) for _ in range(count))
+        wait_until(lambda: len(starts(ledger)) == count)
+        os.kill(worker.pids()[0], signal.SIGKILL)
+        seen: list[int] = []
+
+        def over() -> bool:
+            seen.append(len(worker.isolated_pids()))
+            return shop.counts()["succeeded"] == count
+
+        wait_until(over, 60)
+    assert {tuple(ends(job)) for job in jobs} == {("lost", "succeeded")}
+    assert 1 < max(seen) <= isolation.MOST_RECOVERED
+
+
+def test_a_process_that_nobody_needs_ends(
+    shop: Onward, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "IDLE_SECONDS", 0.3)
+    with shop.worker():
+        assert tasks.isolated_nap.enqueue(0).wait(20) == "rested"
+        (line,) = starts(ledger)
+        wait_until(lambda: not alive(line["pid"]))
+        assert tasks.isolated_nap.enqueue(0).wait(20) == "rested"
+
+
+# --- a process that does not get ready ------------------------------------------------------------
+
+
+class Stuck(Isolation):
+    """Its processes sleep, and never say that they are ready."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere:app")
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.spawned = asyncio.Event()
+
+    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sleep", "60"], pass_fds=[fd], start_new_session=True)
+        self.processes.append(process)
+        self.spawned.set()
+        return process
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    made = Stuck()
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+
+
+def a_job(losses: int = 0) -> Job:
+    return Job(
+        id="01890000-0000-7000-8000-000000000000",
+        task="nothing",
+        queue="default",
+        priority=0,
+        state=JobState.RUNNING,
+        attempt=1,
+        worker="01890000-0000-7000-8000-000000000001",
+        args="{}",
+        max_attempts=5,
+        max_losses=3,
+        failures=0,
+        losses=losses,
+        budget_from=1,
+        timeout=None,
+    )
+
+
+async def outcome_of(attempt: Isolated) -> Outcome:
+    ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    attempt.then(ended.set_result)
+    return await ended
+
+
+def begun_too_early() -> None:
+    raise AssertionError("nothing has begun")
+
+
+def test_a_process_that_is_never_ready_is_given_up(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "START_SECONDS", 0.2)
+
+    async def scene() -> Outcome:
+        return await outcome_of(stuck.run(a_job(), CancelToken(), begun_too_early))
+
+    outcome = asyncio.run(scene())
+    assert isinstance(outcome, Crashed)
+    assert "no process could be started: it was not ready within 0.2 s" in outcome.error
+    assert stuck.processes[0].poll() == -signal.SIGKILL
+
+
+def test_a_process_that_ends_before_it_is_ready_says_how(stuck: Stuck) -> None:
+    async def scene() -> Outcome:
+        attempt = stuck.run(a_job(), CancelToken(), begun_too_early)
+        await stuck.spawned.wait()
+        stuck.processes[0].terminate()
+        return await outcome_of(attempt)
+
+    outcome = asyncio.run(scene())
+    assert isinstance(outcome, Crashed)
+    assert "no process could be started: signal SIGTERM" in outcome.error
+
+
+@pytest.mark.parametrize("ahead", [0, isolation.MOST_RECOVERED], ids=["starting", "in the row"])
+def test_an_attempt_that_has_not_begun_ends_when_it_is_killed(stuck: Stuck, ahead: int) -> None:
+    """One whose process starts, and one that waits for its turn."""
+
+    async def scene() -> Outcome:
+        for _ in range(ahead):
+            stuck.run(a_job(losses=1), CancelToken(), begun_too_early)
+        attempt = stuck.run(a_job(losses=1), CancelToken(), begun_too_early)
+        await stuck.spawned.wait()
+        attempt.kill()
+        async with asyncio.timeout(5):
+            outcome = await outcome_of(attempt)
+        await stuck.close()
+        return outcome
+
+    outcome = asyncio.run(scene())
+    assert isinstance(outcome, Crashed)
+    assert "it was stopped before it began" in outcome.error
+    assert len(stuck.processes) <= isolation.MOST_STARTING
+    assert all(process.poll() is not None for process in stuck.processes)
+
+
+def test_an_app_that_cannot_be_loaded_is_told_as_the_attempts_end(shop: Onward) -> None:
+    """It is an ordinary failure, with the app's own error."""
+    with running(shop.url, target=SLOW, environment={"ONWARD_TEST_LOADS": "soon"}):
+        job = tasks.isolated_echo.using(max_attempts=2).enqueue("x")
+        wait_over([job])
+    assert ends(job) == ["failed: crashed"] * 2
+    assert "could not convert string to float" in last_error(job).message
+
+
+def test_few_processes_start_at_once(stuck: Stuck) -> None:
+    async def scene() -> None:
+        for _ in range(isolation.MOST_STARTING + 5):
+            stuck.run(a_job(), CancelToken(), begun_too_early)
+        await stuck.spawned.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await stuck.close()
+
+    asyncio.run(scene())
+    assert len(stuck.processes) == isolation.MOST_STARTING
