@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,21 +28,33 @@ app = Onward(settings=Settings(**json.loads(os.environ.get(SETTINGS_VARIABLE, "{
 
 def note(event: str, **fields: Any) -> None:
     """Append a line about the running attempt to the ledger."""
-    if os.environ.get(VARIABLE):
-        me = current()
-        Ledger.at().append(event=event, task=me.task, job=me.id, attempt=me.attempt, **fields)
+    if ledger := _ledger():
+        _append(ledger, event, fields)
 
 
 @contextmanager
 def noted(**fields: Any) -> Generator[None, None, None]:
-    """A line when the body starts, another when it ends, however it does."""
-    note("start", **fields)
+    """A line when the body starts, another when it ends, however it does: in the ledger that was
+    there when it began, for an abandoned body may outlive its test.
+    """
+    ledger = _ledger()
+    _append(ledger, "start", fields)
     try:
         yield
     except BaseException as error:
-        note("end", raised=type(error).__name__, **fields)
+        _append(ledger, "end", {"raised": type(error).__name__, **fields})
         raise
-    note("end", **fields)
+    _append(ledger, "end", fields)
+
+
+def _ledger() -> Ledger | None:
+    return Ledger.at() if os.environ.get(VARIABLE) else None
+
+
+def _append(ledger: Ledger | None, event: str, fields: Mapping[str, Any]) -> None:
+    if ledger is not None:
+        me = current()
+        ledger.append(event=event, task=me.task, job=me.id, attempt=me.attempt, **fields)
 
 
 # --- Bodies that end ---------------------------------------------------------------------------
@@ -170,6 +182,17 @@ def block_once(seconds: float) -> str:
 
 
 @app.task(backoff=SOON)
+def tick_once(seconds: float) -> str:
+    """The same, and says all the time that it is still there: nothing stops it."""
+    with noted():
+        end = time.monotonic() + seconds
+        while current().attempt == 1 and time.monotonic() < end:
+            note("tick")
+            time.sleep(0.002)
+    return "rested"
+
+
+@app.task(backoff=SOON)
 async def block_loop_once(seconds: float) -> str:
     """The same on a blocked loop."""
     with noted():
@@ -277,4 +300,5 @@ async def link(number: int, last: int, seconds: float = 0.05) -> int:
 @app.task(backoff=SOON, isolation="process")
 def isolated_parent() -> str:
     """Enqueues a job together with its own success, from a process of its own."""
-    return current().enqueue(echo.call("child"))
+    with noted():
+        return current().enqueue(echo.call("child"))

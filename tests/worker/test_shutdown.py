@@ -16,6 +16,7 @@ import pytest
 from onward import Handle, Onward, current
 from onward.store import store
 from onward.worker.child import Orders
+from onward.worker.executor import LAST_BREATH
 from onward.worker.process import WorkerProcess
 from onward.worker.supervisor import Supervisor
 from tests.support import tasks
@@ -106,9 +107,28 @@ def test_after_the_grace_a_job_is_given_back_and_runnable_at_once(
     assert ends(job) == ["released: shutdown"]
     assert job.refresh().state == "queued"
     with running(shop.url):
-        assert job.wait(2) == "rested"
+        assert job.wait(LAST_BREATH + 2) == "rested"
     assert ends(job) == ["released: shutdown", "succeeded"]
     assert (job.failures, job.losses) == (0, 0)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a stuck executor"])
+def test_a_thread_that_is_given_back_has_ended_before_its_job_runs_again(
+    shop: Onward, ledger: Ledger, beside: bool
+) -> None:
+    """Another worker waits for work while the first one stops."""
+    with running(shop.url, ledger=ledger, grace=0.3, name="first") as first:
+        job = tasks.tick_once.enqueue(30)
+        if beside:
+            tasks.nap_in_default_executor.enqueue(30)
+        wait_until(lambda: starts(ledger, job))
+        with running(shop.url, ledger=ledger, name="second"):
+            first.terminate()
+            assert job.wait(15) == "rested"
+            assert first.wait(15) == 0
+    ticks = [line["at"] for line in ledger.read() if line["event"] == "tick"]
+    assert ends(job) == ["released: shutdown", "succeeded"]
+    assert ticks[-1] < starts(ledger, job)[-1]["at"]
 
 
 def test_a_second_signal_stops_at_once(shop: Onward, ledger: Ledger) -> None:

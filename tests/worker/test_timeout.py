@@ -74,6 +74,48 @@ def test_a_body_in_a_thread_fails_on_time_and_is_abandoned(app: Onward) -> None:
     assert job.attempts()[0].abandoned
 
 
+@pytest.mark.parametrize("first", ["the cancel", "the limit"])
+def test_a_job_that_was_asked_to_stop_is_cancelling_until_its_thread_ends(
+    app: Onward, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time limit passes meanwhile: the slot stays taken, and `cancelled` comes after the last
+    thing that the body does.
+    """
+    go_on = threading.Event()
+    last_act: list[str] = []
+    abandoned = threading.Event()
+
+    def given_back(*_: object) -> None:
+        abandoned.set()
+
+    monkeypatch.setattr(executor.Executor, "_give_slot_back", given_back)
+    app.settings = Settings(**QUICK | {"timeout_grace": 1.0, "abandon_after": 0.1})
+
+    @app.task(timeout=0.3)
+    def block() -> None:
+        go_on.wait(60)
+        last_act.append(app.get(current().id).state)
+
+    @app.task
+    async def other() -> None:
+        pass
+
+    with app.worker(concurrency=1):
+        job = block.enqueue()
+        wait_for(job, "running")
+        if first == "the limit":
+            assert not abandoned.wait(0.6)
+        job.cancel()
+        second = other.enqueue()
+        assert not abandoned.wait(2.0)
+        assert (job.refresh().state, second.refresh().state) == ("cancelling", "queued")
+        go_on.set()
+        wait_for(job, "cancelled")
+        wait_for(second, "succeeded")
+    assert last_act == ["cancelling"]
+    assert ends(job) == ["failed: timeout"]
+
+
 def test_a_body_in_a_thread_that_looks_is_not_abandoned(app: Onward) -> None:
     """A thread that watches its token ends by itself, and may clean up before that."""
     cleaned: list[int] = []

@@ -17,6 +17,8 @@ import socket
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -99,11 +101,8 @@ def main() -> None:
         sys.exit(0)
     board = Board(orders.slots, orders.board_fd)
     threading.Thread(target=_tick, args=(board,), name="onward-tick", daemon=True).start()
-    why = _run(_Child(app, orders, hello, board, link))
-    del lock
-    logging.shutdown()
-    # Bodies in threads that never end must not keep the process: they have been given back.
-    os._exit(EXIT[why])
+    _run(_to_the_end(_Child(app, orders, hello, board, link)))
+    del lock  # Never reached: the lock is held until the process ends.
 
 
 def _load(orders: Orders) -> Onward:
@@ -155,13 +154,30 @@ def _tick(board: Board) -> None:
         time.sleep(TICK)
 
 
-def _run(child: _Child) -> str:
+def _run(work: Coroutine[Any, Any, None]) -> None:
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(child.run())
+        asyncio.run(work)
+        return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(child.run())
+        runner.run(work)
+
+
+async def _to_the_end(child: _Child) -> None:
+    """Run, and end the process there and then. Bodies in threads that never end must not keep it,
+    not even while the loop is closed, which waits for them: they have been given back.
+    """
+    try:
+        status = EXIT[await child.run()]
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 class _Child:

@@ -50,6 +50,11 @@ LATE = 0.5
 SHORTAGE = 1.0
 """Seconds before an attempt that could not begin is tried again: what lacks may be there then."""
 
+LAST_BREATH = 2.0
+"""A body that could not be stopped ends with its process: its job is not due again before that, in
+seconds.
+"""
+
 HOLD = 10.0
 """How long the retry of an abandoned body waits at least, renewed while the body lives."""
 
@@ -85,6 +90,7 @@ class Executor:
         self._threads = Threads(self._loop)
         self._backlog: deque[tuple[float, Job]] = deque()
         self._filling = False
+        self._waiting = 0  # For a process of their own: they will need a place on the board.
         self._closing: str | None = None
         self._ended_count = 0
         self._rate = 0.0
@@ -102,7 +108,7 @@ class Executor:
         """How many more jobs to claim: free slots, and a little more where jobs are very short."""
         ahead = min(MOST_AHEAD, int(AHEAD * self._ending_rate()))
         slots = self.concurrency + ahead - self._occupied
-        return min(slots, self._board.free) - len(self._backlog)
+        return min(slots, self._places) - len(self._backlog)
 
     def _ending_rate(self) -> float:
         """How many jobs end in a second now."""
@@ -154,7 +160,11 @@ class Executor:
     @property
     def _slots(self) -> int:
         """How many more bodies may begin now."""
-        return min(self.concurrency - self._occupied, self._board.free)
+        return min(self.concurrency - self._occupied, self._places)
+
+    @property
+    def _places(self) -> int:
+        return self._board.free - self._waiting
 
     @property
     def _occupied(self) -> int:
@@ -162,14 +172,7 @@ class Executor:
         return len(self.held) + len(self.abandoned) - len(self._given_back)
 
     def _begin(self, job: Job) -> None:
-        now = time.monotonic()
-        held = Held(job, self._tasks[job.task], Current(job), started=now)
-        limit = FOREVER
-        if job.timeout is not None:
-            held.still = self._board.stood_still
-            held.timer = self._loop.call_later(job.timeout, self._time_out, held)
-            limit = now + job.timeout
-        held.place = self._board.begin(job.id, job.attempt, now, limit)
+        held = Held(job, self._tasks[job.task], Current(job))
         self.held[job.id] = held
         try:
             self._dispatch(held)
@@ -182,11 +185,24 @@ class Executor:
         task, job = held.task, held.job
         if (task.isolation == "process" or job.losses) and self._isolation.possible:
             self._begin_isolated(held)
-        elif task.is_async:
+            return
+        self._body_begins(held)
+        if task.is_async:
             self._begin_on_loop(held)
         else:
             body = partial(run_body, task, job, held.current)
             self._threads.run(body, partial(self._ended, held))
+
+    def _body_begins(self, held: Held) -> None:
+        """From now on its time limit runs, and whoever watches knows that it has begun."""
+        held.started = limit = time.monotonic()
+        if held.job.timeout is None:
+            limit = FOREVER
+        else:
+            held.still = self._board.stood_still
+            held.timer = self._loop.call_later(held.job.timeout, self._time_out, held)
+            limit += held.job.timeout
+        held.place = self._board.begin(held.job.id, held.job.attempt, held.started, limit)
 
     def _begin_on_loop(self, held: Held) -> None:
         body = self._run_on_loop(held)
@@ -212,9 +228,22 @@ class Executor:
             body.add_done_callback(lambda _: self._ended(held, Stopped()))
 
     def _begin_isolated(self, held: Held) -> None:
-        attempt = self._isolation.run(held.job, held.current.cancel_token)
+        held.waits = True
+        self._waiting += 1
+        attempt = self._isolation.run(
+            held.job, held.current.cancel_token, partial(self._isolated_begins, held)
+        )
         held.kill = attempt.kill
         attempt.then(partial(self._ended, held))
+
+    def _isolated_begins(self, held: Held) -> None:
+        self._waits_no_more(held)
+        self._body_begins(held)
+
+    def _waits_no_more(self, held: Held) -> None:
+        if held.waits:
+            held.waits = False
+            self._waiting -= 1
 
     # --- end --------------------------------------------------------------------------------------
 
@@ -244,6 +273,7 @@ class Executor:
 
     def _let_go(self, held: Held) -> None:
         held.settled = True
+        self._waits_no_more(held)
         if held.timer is not None:
             held.timer.cancel()
             held.timer = None
@@ -304,7 +334,13 @@ class Executor:
         return None
 
     def _abandon(self, held: Held) -> None:
-        """The body goes on: its attempt has failed all the same, and the body is on its own."""
+        """The body goes on: its attempt has failed all the same, and the body is on its own. Not so
+        if its job was asked to stop: that is `cancelling` until the body has ended.
+        """
+        if held.cancelled_at is not None:
+            if held.place is not None:
+                self._board.relax(held.place)
+            return
         self._let_go(held)
         self.abandoned[held.key] = held
         self._interrupt(held)
@@ -398,9 +434,9 @@ class Executor:
             self._let_go(held)
             self._count_down(held.job.queue)
             if held.stopping is Why.TIMEOUT:
-                self._settle(held.job, TimedOut(self._limit_text(held)))
+                self._settle(held.job, TimedOut(self._limit_text(held), hold=LAST_BREATH))
             else:
-                self._settle(held.job, Released(why))
+                self._settle(held.job, Released(why, delay=LAST_BREATH))
 
     async def empty(self, seconds: float) -> bool:
         """Wait until nothing is held, at most so long; returns whether nothing is."""

@@ -28,9 +28,10 @@ class Why(Enum):
 class Held(Struct, eq=False):
     """One attempt from its claim to its outcome.
 
-    `begun` says that its body has taken its first step on the loop. `stopping` is why it was asked
-    to stop; the first reason stays, except that a cancel gives way to the others. `settled` says
-    that its outcome has been handed on, so whatever the body still does no longer counts.
+    `waits` says that it waits for a process of its own and has not begun; `begun`, that its body
+    has taken its first step on the loop. `stopping` is why it was asked to stop; the first reason
+    stays, except that a cancel gives way to the others. `settled` says that its outcome has been
+    handed on, so whatever the body still does no longer counts.
     """
 
     job: Job
@@ -40,6 +41,7 @@ class Held(Struct, eq=False):
     started: float = 0.0
     still: float = 0.0
     doubted: bool = False
+    waits: bool = False
     begun: bool = False
     timer: asyncio.TimerHandle | None = None
     asyncio_task: asyncio.Task[None] | None = None

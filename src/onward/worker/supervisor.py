@@ -349,7 +349,7 @@ class Supervisor:
         """How long after the grace a process may take: for bodies to clean up and for the last
         write.
         """
-        return 0.7 if self._stop_at <= time.monotonic() and self._again else 2.0
+        return 0.5 if self._stop_at <= time.monotonic() and self._again else 2.0
 
     @property
     def _again(self) -> bool:
