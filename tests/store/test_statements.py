@@ -55,10 +55,13 @@ def test_a_statement_has_both_dialects_and_a_reason(name: str) -> None:
 @every_statement
 def test_twins_have_the_same_parameters(name: str) -> None:
     """One operation hands the same values to either: a parameter that only one knows is a mistake
-    in the other.
+    in the other. (Nobody is woken by a write to SQLite: they see it.)
     """
     texts = twins()[name].texts
-    assert placeholders(texts["sqlite"]) == placeholders(texts["postgres"])
+    only_postgres = {"wake"} if name == "enqueue_one" else set()
+    assert set(placeholders(texts["sqlite"])) | only_postgres == set(
+        placeholders(texts["postgres"])
+    )
 
 
 @every_statement

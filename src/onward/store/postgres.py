@@ -47,6 +47,7 @@ from onward.store.postgres_link import (
 )
 from onward.store.postgres_wakeup import PostgresWakeup, write_hint
 from onward.store.statements import Op, Rows, Statement, in_schema, psycopg_text
+from onward.store.store import Wake
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -86,7 +87,7 @@ class PostgresDatabase:
         self.schema = schema
         self.channel = f"onward_{schema}"
         self.listen_url = listen_url or url
-        self._notified = 0.0
+        self._notified = float("-inf")
         self._reset()
         _living.add(self)
 
@@ -362,40 +363,51 @@ class PostgresDatabase:
         rows.
         """
         try:
-            idle = self._repeated(lambda: self._first_try(jobs))
+            wake = self._repeated(lambda: self._first_try(jobs))
         except DatabaseUnavailable:
             self.run(store.enqueue_again, jobs)
-            idle = True
-        if idle:
+            wake = Wake.WANTED
+        if self._is_wanted(wake):
             self.notify(jobs)
 
-    def _first_try(self, jobs: Sequence[NewJob]) -> bool:
+    def _first_try(self, jobs: Sequence[NewJob]) -> Wake:
         with self._slots, translated(self):
             connection = popped(self._idle) or self._connect_ready()
-            return self._on(connection, lambda: store.enqueue_ours(jobs))
+            return self._on(connection, lambda: store.enqueue_ours(jobs, wake=self._may_notify))
 
     async def _aenqueue_now(self, jobs: Sequence[NewJob]) -> None:
         try:
-            idle = await self._arepeated(lambda: self._afirst_try(jobs))
+            wake = await self._arepeated(lambda: self._afirst_try(jobs))
         except DatabaseUnavailable:
             await self.arun(store.enqueue_again, jobs)
-            idle = True
-        if idle:
+            wake = Wake.WANTED
+        if self._is_wanted(wake):
             await self.anotify(jobs)
 
-    async def _afirst_try(self, jobs: Sequence[NewJob]) -> bool:
+    async def _afirst_try(self, jobs: Sequence[NewJob]) -> Wake:
         side = self._side()
         async with side.slots:
             with translated(self):
                 connection = await side.take() or await self._aconnect_ready()
-                return await self._aon(side, connection, lambda: store.enqueue_ours(jobs))
+                return await self._aon(
+                    side, connection, lambda: store.enqueue_ours(jobs, wake=self._may_notify)
+                )
+
+    def _is_wanted(self, wake: Wake) -> bool:
+        """Whether somebody waits who has not been told, and who may be told again so soon."""
+        if wake is Wake.NOBODY or (wake is Wake.WANTED and not self._may_notify):
+            return False
+        self._notified = time.monotonic()
+        return wake is Wake.WANTED
+
+    @property
+    def _may_notify(self) -> bool:
+        return time.monotonic() - self._notified >= NOTIFY_GAP
 
     def notify(self, jobs: Sequence[NewJob] = ()) -> None:
         """Wake idle workers, apart from any write: a NOTIFY serialises the commits of those who do
         it together.
         """
-        if not self._may_notify():
-            return
         with contextlib.suppress(psycopg.Error), self._slots:
             connection = popped(self._idle) or self._connect(self.url)
             try:
@@ -406,8 +418,6 @@ class PostgresDatabase:
             self._idle.append(connection)
 
     async def anotify(self, jobs: Sequence[NewJob] = ()) -> None:
-        if not self._may_notify():
-            return
         side = self._side()
         with contextlib.suppress(psycopg.Error):
             async with side.slots:
@@ -419,13 +429,6 @@ class PostgresDatabase:
                     await connection.close()
                     raise
                 side.give(connection)
-
-    def _may_notify(self) -> bool:
-        now = time.monotonic()
-        if now - self._notified < NOTIFY_GAP:
-            return False
-        self._notified = now
-        return True
 
     def _notification(self, jobs: Sequence[NewJob]) -> sql.Composed:
         return sql.SQL("BEGIN; SET LOCAL synchronous_commit TO off; NOTIFY {}, {}; COMMIT").format(

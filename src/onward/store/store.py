@@ -8,6 +8,7 @@ decision as an argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import IntEnum
 from operator import itemgetter
 from typing import Any
 
@@ -112,25 +113,33 @@ def dumps(value: Any) -> str:
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-def enqueue(jobs: Sequence[NewJob], *, alone: bool = True) -> Op[bool]:
+class Wake(IntEnum):
+    """What an enqueue leaves to be done for workers that wait."""
+
+    NOBODY = 0
+    TOLD = 1
+    WANTED = 2
+
+
+def enqueue(jobs: Sequence[NewJob], *, alone: bool = True) -> Op[Wake]:
     """Write new jobs, each of them for the first time. Returns whether some worker is idle and
     wants to be woken. `alone`: its transaction consists of nothing else.
     """
     rows = yield Statement("enqueue", {"jobs": dumps(jobs)}, alone)
-    return bool(rows and rows[0][0])
+    return Wake.WANTED if rows and rows[0][0] else Wake.NOBODY
 
 
-def enqueue_one(job: NewJob) -> Op[bool]:
+def enqueue_one(job: NewJob, *, wake: bool = False) -> Op[Wake]:
     """The same for one job, through a connection of ours: not every driver of a caller's takes
-    plain parameters of each type.
+    plain parameters of each type. `wake`: an idle worker may be told with the commit.
     """
-    rows = yield Statement("enqueue_one", asdict(job))
-    return bool(rows and rows[0][0])
+    rows = yield Statement("enqueue_one", asdict(job) | {"wake": wake})
+    return Wake(rows[0][0]) if rows else Wake.NOBODY
 
 
-def enqueue_ours(jobs: Sequence[NewJob]) -> Op[bool]:
+def enqueue_ours(jobs: Sequence[NewJob], *, wake: bool = False) -> Op[Wake]:
     """The quicker of the two."""
-    return enqueue_one(jobs[0]) if len(jobs) == 1 else enqueue(jobs)
+    return enqueue_one(jobs[0], wake=wake) if len(jobs) == 1 else enqueue(jobs)
 
 
 def _same_text(job: NewJob, args: str) -> bool:

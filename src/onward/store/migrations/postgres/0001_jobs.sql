@@ -69,15 +69,27 @@ CREATE INDEX job_dead ON onward.job (id) WHERE state = 'dead';
 
 -- One new job: what `enqueue` in the statements does for many. A function, because its plans are kept by the session: to
 -- parse and to plan the INSERT takes as long as the INSERT, and a prepared statement does not pass through every pooler.
+-- It answers whether a worker waits to be woken: 0 nobody, 1 somebody is told with this commit, 2 the caller has to. A NOTIFY
+-- holds a lock of the whole server until its commit is on the disk, so of all that enqueue at once only one notifies within
+-- its transaction, the one that has the advisory lock; the others do it apart. So nobody's commit waits for another's.
 CREATE FUNCTION onward.enqueue(id uuid, task text, queue text, priority smallint, args text, max_attempts integer,
-    max_losses integer, timeout float8, run_at float8, delay float8) RETURNS boolean LANGUAGE plpgsql AS $$
+    max_losses integer, timeout float8, run_at float8, delay float8, wake boolean) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE channel text;
 BEGIN
     INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                             failures, losses, budget_from, timeout, args)
     VALUES ($1, $2, $3, $4, 'queued', 1,
             greatest(onward.clock() + greatest($10, 0) * interval '1 second', to_timestamp($9)), onward.clock(),
             $6, $7, 0, 0, 1, $8, $5);
-    RETURN EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle);
+    IF NOT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle) THEN
+        RETURN 0;
+    END IF;
+    channel := 'onward_' || trim(BOTH '"' FROM split_part('onward.job', '.', 1));
+    IF NOT $11 OR NOT pg_try_advisory_xact_lock(hashtext(channel), 0) THEN
+        RETURN 2;
+    END IF;
+    PERFORM pg_notify(channel, json_build_array($3, $4)::text);
+    RETURN 1;
 END $$;
 
 -- The cold table holds what is over. A row is the job together with its last attempt; it is written in the statement that
