@@ -820,4 +820,4 @@ def run(seed: int, budget: Budget) -> Report:
     return total
 
 
-TECHNIQUES = [Technique("fuzzing", run)]
+TECHNIQUES = [Technique("fuzzing", run, share=1.0)]

@@ -1047,4 +1047,4 @@ def run_deep(seed: int, budget: Budget) -> Report:
         return asyncio.run(deep(url, world, seed, budget))
 
 
-TECHNIQUES = [Technique("isolation", run_deep)]
+TECHNIQUES = [Technique("isolation", run_deep, share=0.1)]

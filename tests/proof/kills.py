@@ -594,6 +594,6 @@ def on_postgres(seed: int, budget: Budget) -> Report:
 
 
 TECHNIQUES = [
-    Technique("kills on SQLite", on_sqlite),
-    Technique("kills on PostgreSQL", on_postgres),
+    Technique("kills on SQLite", on_sqlite, share=0.4),
+    Technique("kills on PostgreSQL", on_postgres, share=0.4),
 ]

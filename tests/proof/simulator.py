@@ -519,4 +519,4 @@ def search(
     return report
 
 
-TECHNIQUES = [Technique("simulator", search)]
+TECHNIQUES = [Technique("simulator", search, share=1.0)]
