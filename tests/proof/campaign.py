@@ -60,13 +60,14 @@ def plan(chosen: Sequence[Technique], budget: float, seed: int, cores: int) -> I
     """The slices in the order in which they are begun: each technique in turn, so that a run that
     is cut short has done something of everything.
     """
-    whole = sum(technique.share for technique in chosen)
-    left = {technique.name: budget * cores * technique.share / whole for technique in chosen}
+    shares = sum(technique.share for technique in chosen)
+    left = {technique.name: budget * cores * technique.share / shares for technique in chosen}
+    whole_ones = {technique.name for technique in chosen if technique.whole}
     number = 0
     while left:
         for name in list(left):
             # The rest that would be too short is part of the last slice.
-            seconds = left[name] if left[name] < 2 * SLICE else SLICE
+            seconds = left[name] if name in whole_ones or left[name] < 2 * SLICE else SLICE
             yield Slice(name, seed + number, seconds)
             number += 1
             left[name] -= seconds
