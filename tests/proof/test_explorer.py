@@ -85,6 +85,17 @@ def test_two_workers_on_postgres(postgres_database: str) -> None:
     proved(report, 192, 1_166, EVERYWHERE)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_two_workers_and_two_jobs_on_postgres(postgres_database: str) -> None:
+    """As many states and moves as on SQLite, to the last one."""
+    with closing(open_database(postgres_database)) as database:
+        database.migrate()
+    with closing(PostgresPlace(postgres_database)) as place:
+        report = explore(place, TWO_BY_TWO, SEED, FOREVER)
+    proved(report, 2_349, 13_337, EVERYWHERE | BETWEEN_TWO)
+
+
 def test_another_seed_deals_other_ids_and_finds_the_same() -> None:
     reports: list[Report] = []
     for seed in (2, 3):
