@@ -17,7 +17,7 @@ from onward.lifecycle import AttemptState, Event, JobState
 from onward.store import store
 from onward.store.database import Database, Duplicate, Refused
 from onward.store.statements import Op, Statement
-from onward.store.store import FIRST_ID
+from onward.store.store import FIRST_ID, Wake
 from tests.store.builders import (
     LANE,
     TASK,
@@ -230,12 +230,12 @@ def test_a_job_that_is_not_there_is_named(database: Database) -> None:
 
 @pytest.mark.parametrize("write", [store.enqueue, store.enqueue_ours])
 def test_an_enqueue_says_whether_a_worker_waits_to_be_woken(
-    database: Database, write: Callable[[list[NewJob]], Op[bool]]
+    database: Database, write: Callable[[list[NewJob]], Op[Wake]]
 ) -> None:
     """Only PostgreSQL has to be told; there the answer follows the workers' own word, and only
     active ones count.
     """
-    assert database.run(write, [new_job()]) is False
+    assert database.run(write, [new_job()]) is Wake.NOBODY
     worker = register(database)
     answers = [database.run(write, [new_job()])]
     for idle in (False, True):
@@ -245,8 +245,8 @@ def test_an_enqueue_says_whether_a_worker_waits_to_be_woken(
     for idle in (False, True):
         database.run(store.set_idle, worker, idle)
         answers.append(database.run(write, [new_job()]))
-    expected = [True, False, True, False, False]
-    assert answers == (expected if database.dialect == "postgres" else [False] * 5)
+    waits = [True, False, True, False, False] if database.dialect == "postgres" else [False] * 5
+    assert answers == [Wake.WANTED if each else Wake.NOBODY for each in waits]
 
 
 # --- claim ----------------------------------------------------------------------------------------
@@ -334,6 +334,29 @@ def test_lanes_come_with_the_highest_priority_first(database: Database) -> None:
     assert due["mail"] == pytest.approx(50, abs=2)
     assert due["default"] <= 0.01
     assert database.read(store.lanes, []) == []
+
+
+def test_lanes_tell_apart_what_a_worker_knows_where_the_database_can(database: Database) -> None:
+    """On PostgreSQL; each with the due time of its own first job. On SQLite all count as known,
+    and with them nothing is lost but time.
+    """
+    enqueue(database, 2, task="old")
+    (mine,) = enqueue(database, 1, task="new", delay=50.0)
+    enqueue(database, 1, task="new", delay=60.0)
+    enqueue(database, 1, task="old", priority=5)
+    first = {lane.known: lane for lane in database.read(store.lanes, ["default"], {"new"})}
+    at = database.read(store.record, mine).run_at
+    if database.dialect == "sqlite":
+        assert set(first) == {True}
+        return
+    assert (first[True].priority, first[False].priority) == (0, 0)
+    assert first[True].first == pytest.approx(at, abs=1e-5)
+    assert first[True].due_in == pytest.approx(50, abs=2)
+    assert first[False].due_in <= 0.01
+    lanes = database.read(store.lanes, ["default"], {"new"})
+    assert [(lane.priority, lane.known) for lane in lanes if lane.priority] == [(5, False)]
+    assert lanes[0].priority == 5
+    assert len(lanes) == 3
 
 
 def test_a_claim_looks_only_into_its_lane(database: Database) -> None:

@@ -28,7 +28,7 @@ from onward.worker.board import FOREVER, Begun, Board
 from onward.worker.changes import told
 from onward.worker.isolation import exit_text
 from onward.worker.keeper import Keeper, hold_lock, is_free, kept, remove_lock
-from onward.worker.lanes import START, Lanes
+from onward.worker.lanes import EDGE, START, Lanes
 from onward.worker.loading import load_app
 from onward.worker.stage import keep_going
 from onward.worker.threads import Threads
@@ -73,6 +73,18 @@ def test_lanes_are_claimed_from_the_highest_priority_down() -> None:
     lanes.looked([Lane("a", 0, -1), Lane("a", 9, -1), Lane("b", 5, 0), Lane("b", 9, 3.5)], 100.0)
     assert [lane for lane, _ in lanes.order()] == [("a", 9), ("b", 5), ("a", 0)]
     assert lanes.next_due == 3.5
+
+
+def test_a_claim_begins_before_the_first_job_that_is_known() -> None:
+    """Lanes with nothing but jobs of other tasks are not claimed from; where there are such jobs, a
+    claim from the start would have to pass over them.
+    """
+    lanes = Lanes()
+    lanes.looked(
+        [Lane("a", 0, -1, 7.5), Lane("a", 0, -9, 2.0, False), Lane("b", 0, -1, 3.0, False)], 0
+    )
+    assert lanes.order() == [(("a", 0), (7.5 - EDGE, START[1]))]
+    assert lanes.crowded == {("a", 0), ("b", 0)}
 
 
 def test_queues_of_one_priority_take_turns() -> None:

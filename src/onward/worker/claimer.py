@@ -149,7 +149,9 @@ class Claimer:
         full = self._lanes.want_look(began) and self._lanes.may_look(began, hinted=self._hinted)
         if full:
             self._hinted = False
-            self._lanes.looked(await self._database.aread(store.lanes, list(self._queues)), began)
+            lanes = await self._database.aread(store.lanes, list(self._queues), self._known)
+            self._lanes.looked(lanes, began)
+            self._found_due |= any(lane.due_in <= 0 and not lane.known for lane in lanes)
         looked = time.monotonic()
         got = 0
         for lane, after in self._lanes.order():
@@ -170,7 +172,7 @@ class Claimer:
     async def _claim_hinted(self, room: int) -> int:
         """Claim from the lane of the last hint without a look; the look follows if it was right."""
         lane, self._hint = self._hint, None
-        if lane is None or lane[0] not in self._queues:
+        if lane is None or lane[0] not in self._queues or lane in self._lanes.crowded:
             return 0
         asked = min(room, self._limit(lane[0]))
         return await self._claim_lane(lane, START, asked) if asked > 0 else 0

@@ -30,6 +30,9 @@ MOST_GAP = 3.0
 counts too.
 """
 
+EDGE = 1e-5
+"""Seconds: more than a due time loses on its way."""
+
 CHEAP = 0.025
 """A full look that takes less than so many seconds may be made whenever there is reason to."""
 
@@ -48,6 +51,8 @@ class Lanes:
         self._stale = True
         self._since_look = 0
         self.next_due = float("inf")
+        self.crowded: set[tuple[str, int]] = set()
+        """Lanes that hold jobs of other tasks than ours: to claim from their start takes long."""
 
     def want_look(self, now: float) -> bool:
         """Whether a full look is due."""
@@ -74,12 +79,14 @@ class Lanes:
         self._stale = True
 
     def looked(self, lanes: Sequence[Lane], now: float) -> None:
-        """A full look found these lanes: start each from its beginning."""
+        """A full look found these lanes: start each before its first job that we know."""
+        self.crowded = {(lane.queue, lane.priority) for lane in lanes if not lane.known}
+        lanes = [lane for lane in lanes if lane.known]
         due = [lane for lane in lanes if lane.due_in <= 0]
         self._turn += 1
         queues = sorted({lane.queue for lane in due})
         due.sort(key=lambda lane: (-lane.priority, self._rank(lane.queue, queues)))
-        self._places = {(lane.queue, lane.priority): START for lane in due}
+        self._places = {(lane.queue, lane.priority): _before(lane) for lane in due}
         self.next_due = min(
             (lane.due_in for lane in lanes if lane.due_in > 0), default=float("inf")
         )
@@ -116,3 +123,10 @@ class Lanes:
     @property
     def empty(self) -> bool:
         return not self._places
+
+
+def _before(lane: Lane) -> tuple[float, str]:
+    """The place in front of a lane's first job: a due time as a number is not to the microsecond
+    what the database has.
+    """
+    return (max(0.0, lane.first - EDGE), FIRST_ID)

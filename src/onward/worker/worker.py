@@ -72,6 +72,7 @@ class Worker:
 
     def __init__(self, app: Onward, plan: Plan, board: Board, isolation: Isolation) -> None:
         self._plan = plan
+        self._tasks = app.tasks
         self._settings: Settings = app.settings
         self._database: Database = app.database
         self._board = board
@@ -269,10 +270,12 @@ class Worker:
         if not self.executor.idle or self.finisher.backlog or self.claimer.empty_looks < 2:
             return False
         try:
-            lanes = await self._database.aread(store.lanes, list(self._plan.queues))
+            lanes = await self._database.aread(
+                store.lanes, list(self._plan.queues), self._tasks
+            )
         except DatabaseError:
             return False
-        if any(lane.due_in <= 0 for lane in lanes) and self.claimer.empty_looks <= 5:
+        if any(lane.known and lane.due_in <= 0 for lane in lanes) and self.claimer.empty_looks <= 5:
             return False
         return self.executor.idle
 

@@ -96,9 +96,10 @@ SELECT CAST(id AS text), task, args FROM onward.jobs
 WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
 
 -- name: lanes
--- Which (queue, priority) pairs have queued jobs, highest priority first, and in how many seconds the first of each is due.
--- A loose index scan: one probe a pair, however many jobs are scheduled for tomorrow. Of an array PostgreSQL expects ten
--- rows, of a function a hundred, and then ten thousand pairs: for those it would compile each look (JIT), for 90 ms.
+-- Which (queue, priority) pairs have queued jobs, highest priority first, the due time of the first of each, and in how many
+-- seconds that is. PostgreSQL says so for each task, for whose sake see the index; SQLite for all of them, as NULL. A loose
+-- index scan: one probe a pair, however many jobs are scheduled for tomorrow. Of an array PostgreSQL expects ten rows, of a
+-- function a hundred, and then ten thousand pairs: for those it would compile each look (JIT), for 90 ms.
 -- sqlite
 WITH RECURSIVE lane (queue, priority) AS (
     SELECT q.value, (SELECT max(priority) FROM onward.job WHERE state = 'queued' AND queue = q.value)
@@ -107,24 +108,30 @@ WITH RECURSIVE lane (queue, priority) AS (
     SELECT lane.queue, (SELECT max(priority) FROM onward.job
                         WHERE state = 'queued' AND queue = lane.queue AND priority < lane.priority)
     FROM lane WHERE lane.priority IS NOT NULL
+), first (queue, priority, run_at) AS MATERIALIZED (
+    SELECT queue, priority, (SELECT min(run_at) FROM onward.job
+                             WHERE state = 'queued' AND queue = lane.queue AND priority = lane.priority)
+    FROM lane WHERE priority IS NOT NULL
 )
-SELECT queue, priority,
-       (SELECT min(run_at) FROM onward.job
-        WHERE state = 'queued' AND queue = lane.queue AND priority = lane.priority) - onward.clock()
-FROM lane WHERE priority IS NOT NULL ORDER BY priority DESC
+SELECT queue, priority, NULL, run_at, run_at - onward.clock() FROM first ORDER BY priority DESC
 -- postgres
-WITH RECURSIVE lane (queue, priority) AS (
-    SELECT q.value, (SELECT max(priority) FROM onward.job WHERE state = 'queued' AND queue = q.value)
+WITH RECURSIVE first (queue, priority, task, run_at) AS (
+    SELECT q.value, j.priority, j.task, j.run_at
     FROM unnest(ARRAY(SELECT json_array_elements_text(CAST(:queues AS json)))) AS q (value)
+    CROSS JOIN LATERAL (SELECT priority, task, run_at FROM onward.job
+                        WHERE state = 'queued' AND attempt >= 1 AND queue = q.value
+                        ORDER BY -priority, task, run_at LIMIT 1) AS j
     UNION ALL
-    SELECT lane.queue, (SELECT max(priority) FROM onward.job
-                        WHERE state = 'queued' AND queue = lane.queue AND priority < lane.priority)
-    FROM lane WHERE lane.priority IS NOT NULL
+    SELECT f.queue, j.priority, j.task, j.run_at
+    FROM first AS f
+    CROSS JOIN LATERAL (SELECT priority, task, run_at FROM onward.job
+                        WHERE state = 'queued' AND attempt >= 1 AND queue = f.queue
+                          AND (-priority, task) > (-f.priority, f.task)
+                        ORDER BY -priority, task, run_at LIMIT 1) AS j
 )
-SELECT queue, priority, CAST(extract(epoch FROM
-       (SELECT min(run_at) FROM onward.job
-        WHERE state = 'queued' AND queue = lane.queue AND priority = lane.priority) - onward.clock()) AS float8)
-FROM lane WHERE priority IS NOT NULL ORDER BY priority DESC
+SELECT queue, priority, task, CAST(extract(epoch FROM run_at) AS float8),
+       CAST(extract(epoch FROM run_at - onward.clock()) AS float8)
+FROM first ORDER BY priority DESC
 
 -- name: claim
 -- queued > running for up to :limit due jobs of one lane, of tasks that this worker knows, from where the last claim ended.

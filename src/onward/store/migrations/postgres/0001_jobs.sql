@@ -61,9 +61,13 @@ CREATE TABLE onward.job (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- The claim's index: queue, then the highest priority, then the oldest due. `task` is last, as on SQLite; PostgreSQL looks
--- at the rows of tasks that a worker does not know all the same, once each full look.
-CREATE INDEX job_due ON onward.job (queue, priority DESC, run_at, id, task) WHERE state = 'queued';
+-- The claim's index: queue, then the highest priority, then the oldest due.
+CREATE INDEX job_due ON onward.job (queue, priority DESC, run_at, id) WHERE state = 'queued';
+-- The look's index: the first of each task. A claim begins at the first job of a task that its worker knows, however many
+-- others stand in front. (SQLite passes over those inside the claim's index, which PostgreSQL does not.) One direction
+-- for all its columns, so that a look goes from one task to the next by comparing rows. Every attempt is at least 1; only the
+-- look says so, and thus no other statement can be planned through this index: without statistics a claim would be.
+CREATE INDEX job_first ON onward.job (queue, (-priority), task, run_at) WHERE state = 'queued' AND attempt >= 1;
 CREATE INDEX job_owned ON onward.job (worker, state) WHERE worker IS NOT NULL;
 CREATE INDEX job_dead ON onward.job (id) WHERE state = 'dead';
 
