@@ -14,9 +14,9 @@ from onward.store.url import open_database
 from onward.worker.keeper import Keeper
 from tests.crash.conftest import Open
 from tests.crash.field import enqueue, wait_until_over
-from tests.support import history, tasks
+from tests.support import history, stubborn, tasks
 from tests.support.ledger import Ledger
-from tests.support.workers import running
+from tests.support.workers import running, wait_until
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,35 @@ def test_fresh_claims_are_not_swept(
     found = history.check(app.database, ledger, ids)
     assert history.states(found) == {"succeeded": jobs}
     assert {job.attempt for job in found.jobs.values()} == {1}
+
+
+@pytest.mark.parametrize("way", stubborn.WAYS)
+def test_a_job_that_cannot_be_claimed_holds_up_no_other(
+    app: Onward, database_url: str, ledger: Ledger, way: str
+) -> None:
+    """Three processes of two supervisors find it, each for itself: nobody is told of another one,
+    and every other job runs once, whatever stands where. Mended, it runs too.
+    """
+    refuse, mend, words = stubborn.WAYS[way]
+    ids = enqueue(app, (tasks.aecho.using(priority=p).call(n) for p in (5, 0) for n in range(300)))
+    bad = ids[120]
+    refuse(app.database, [bad])
+    with (
+        running(database_url, processes=2, ledger=ledger) as one,
+        running(database_url, ledger=ledger) as other,
+    ):
+        wait_until(lambda: app.counts()["succeeded"] == 599, 30)
+        wait_until(lambda: "claim.refused" in one.log() + other.log())
+        told = [line for line in (one.log() + other.log()).splitlines() if "claim.refused" in line]
+    assert all(bad in line and words in line for line in told), told
+    assert 1 <= len(told) <= 3
+    mend(app.database)
+    with running(database_url, ledger=ledger):
+        wait_until_over(app, 30)
+    found = history.check(app.database, ledger, ids)
+    assert history.states(found) == {"succeeded": 600}
+    assert {job.attempt for job in found.jobs.values()} == {1}
+    assert len(found.bodies) == 600
 
 
 class _Sweeper:

@@ -150,16 +150,19 @@ def test_dead_jobs_are_listed_with_their_last_error(database: Database) -> None:
     (job,) = claim(database, worker)
     apply(database, bury(job, error="x" * 5000, reason="timeout"))
     in_state(database, JobState.CANCELLED)
-    found = rows(database, "dead", before=None, queue=None, task=None, limit=10)
+    found = rows(database, "dead", before=None, queue=None, task=None, until=None, limit=10)
     assert [row[0] for row in found] == [job.id, dead[1].id, dead[0].id]
     assert found[0][1:6] == (job.task, job.queue, 2, 2, 0)
     assert found[0][6] == database.read(store.record, job.id).finished_at
     assert (found[0][7], found[0][8]) == ("timeout", "x" * 2000)
     assert found[1][8] == "boom"
-    rest = rows(database, "dead", before=job.id, queue="default", task=job.task, limit=1)
+    rest = rows(
+        database, "dead", before=job.id, queue="default", task=job.task, until=None, limit=1
+    )
     assert [row[0] for row in rest] == [dead[1].id]
-    assert rows(database, "dead", before=None, queue="mail", task=None, limit=10) == []
-    assert rows(database, "dead", before=None, queue=None, task="other", limit=10) == []
+    everything: dict[str, Any] = {"before": None, "until": None, "limit": 10}
+    assert rows(database, "dead", queue="mail", task=None, **everything) == []
+    assert rows(database, "dead", queue=None, task="other", **everything) == []
 
 
 # --- counts ---------------------------------------------------------------------------------------
@@ -201,6 +204,79 @@ def test_due_jobs_are_counted_by_queue_and_task(database: Database) -> None:
     enqueue(database, 1, task="c", delay=500.0)
     in_state(database, JobState.RUNNING, priority=1)
     assert rows(database, "waiting_tasks") == [("default", "b", 2), ("mail", "a", 1)]
+
+
+def test_due_jobs_are_aged_by_queue_and_task(database: Database) -> None:
+    """Over all priorities, each counted once; what is due tomorrow does not count."""
+    assert rows(database, "due_tasks") == []
+    for age, priority in ((100, 0), (300, -3), (200, 7)):
+        shift_clock(database, -age)
+        enqueue(database, 2, task="b", priority=priority)
+    shift_clock(database, -50)
+    enqueue(database, 1, task="a", queue="mail")
+    shift_clock(database, 0)
+    enqueue(database, 1, task="c", delay=500.0)
+    enqueue(database, 1, task="c", queue="later", delay=500.0)
+    found = {row[:2]: row[2:] for row in rows(database, "due_tasks")}
+    assert found == {
+        ("default", "b"): (6, pytest.approx(300, abs=5)),
+        ("mail", "a"): (1, pytest.approx(50, abs=5)),
+    }
+
+
+def test_what_workers_hold_is_counted_by_queue(database: Database) -> None:
+    """How many, and when the newest of them began: a worker that claims is seen by that."""
+    mine, other = (register(database, lease=1e6) for _ in range(2))
+    ids = store.dumps([mine])
+    assert rows(database, "held", ids=ids) == []
+    shift_clock(database, -100)
+    running(database, mine)
+    shift_clock(database, 0)
+    running(database, mine)
+    running(database, other)
+    found = rows(database, "held", ids=ids)
+    (now,) = rows(database, "now")
+    assert [row[:3] for row in found] == [(mine, "default", 2)]
+    assert found[0][3] == pytest.approx(now[0], abs=5)
+
+
+def test_what_ended_lately_tells_when_its_worker_began_it(database: Database) -> None:
+    """The newest of each worker, of those that ended within the last so many seconds."""
+    busy, idle = (register(database, lease=1e6) for _ in range(2))
+    shift_clock(database, -100)
+    apply(database, succeed(running(database, idle)))
+    shift_clock(database, -50)
+    first = running(database, busy)
+    shift_clock(database, -20)
+    second = running(database, busy)
+    shift_clock(database, 0)
+    for job in (second, first):
+        apply(database, succeed(job))
+    ((now,),) = rows(database, "now")
+    ((worker, began),) = rows(database, "newest_ended", seconds=10.0)
+    assert worker == busy
+    assert began == pytest.approx(now - 20, abs=5)
+
+
+def test_pages_of_what_waits_follow_each_other(database: Database) -> None:
+    """Queued and waiting jobs, newest first, by any of their names and by age."""
+    shift_clock(database, -100)
+    old = enqueue(database, 2)
+    shift_clock(database, 0)
+    new = enqueue(database, 1, queue="mail", task="a", delay=60.0)
+    waits = in_state(database, JobState.WAITING, priority=1).id
+    in_state(database, JobState.RUNNING, priority=2)
+    in_state(database, JobState.DEAD, priority=3)
+
+    def ids(**given: Any) -> list[str]:
+        some = {"before": None, "queue": None, "task": None, "until": None, "limit": 10} | given
+        return [row[0] for row in rows(database, "pending", **some)]
+
+    (now,) = rows(database, "now")
+    assert ids() == sorted([*old, *new, waits], reverse=True)
+    assert ids(before=ids()[1], limit=1) == [ids()[2]]
+    assert ids(queue="mail") == ids(task="a") == new
+    assert ids(until=now[0] - 50) == sorted(old, reverse=True)
 
 
 def test_recent_ends_are_counted_by_state(database: Database) -> None:

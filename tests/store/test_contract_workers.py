@@ -379,6 +379,8 @@ def test_a_worker_can_ask_what_it_owns_and_what_is_to_stop(database: Database) -
     assert set(owned) == {jobs[0].id, jobs[1].id}
     assert owned[jobs[0].id] == jobs[0]
     assert owned[jobs[1].id].state is JobState.CANCELLING
+    assert database.read(store.owned, worker, {jobs[1].id, new_id()}) == [jobs[0]]
+    assert database.read(store.owned, worker, set(owned)) == []
     assert database.read(store.cancelling, worker) == [(jobs[1].id, 1)]
     assert database.read(store.cancelling, other) == []
     apply(database, *(succeed(job) for job in owned.values()))

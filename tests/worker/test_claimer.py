@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +12,14 @@ import pytest
 from onward import Onward
 from onward.job import Job
 from onward.store import store
+from onward.store.database import Refused
+from onward.worker import claimer as claimer_module
+from onward.worker import refusing
 from onward.worker.claimer import Claimer
-from tests.store.builders import register
+from tests.store.builders import hand, register
+from tests.support import stubborn
+from tests.support.workers import wait_until
+from tests.worker.history import wait_over
 
 
 class Watched:
@@ -124,3 +132,212 @@ def test_a_hint_that_names_a_lane_is_followed_without_a_look(app: Onward, right:
     asyncio.run(main())
     first = ["claim", "began"] if right else ["claim", "look", "claim", "began"]
     assert notes[: len(first)] == first
+
+
+# --- jobs that refuse to be claimed ---------------------------------------------------------------
+
+
+def refused_claims(app: Onward, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations that the database refuses from now on."""
+    found: list[str] = []
+    write = app.database.arun
+
+    async def watched(op: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await write(op, *args, **kwargs)
+        except Refused:
+            found.append(op.__name__)
+            raise
+
+    monkeypatch.setattr(app.database, "arun", watched)
+    return found
+
+
+def tellings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if line.startswith("claim.refused ")]
+
+
+@pytest.mark.parametrize("way", stubborn.WAYS)
+def test_a_job_that_refuses_to_be_claimed_holds_up_no_other(
+    app: Onward, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Its neighbours run, and so do the lanes behind it; the log names it, once. The worker that
+    has found it is refused nothing more for a while.
+    """
+    refuse, mend, words = stubborn.WAYS[way]
+
+    @app.task
+    async def work() -> None: ...
+
+    lanes = [work.using(priority=5), work, work.using(queue="other"), work.using(priority=-5)]
+    jobs = app.enqueue_many(lane.call() for lane in lanes for _ in range(12))
+    bad = jobs.pop(7)
+    refuse(app.database, [bad.id])
+    found = refused_claims(app, monkeypatch)
+    with app.worker(concurrency=20, queues=["default", "other"]):
+        wait_over(jobs)
+        known = len(found)
+        for lane in lanes:
+            lane.enqueue().wait(20)
+        assert len(found) == known <= 10, "it is found by halves, and then known"
+    (line,) = tellings(caplog)
+    assert f"job={bad.id}" in line
+    assert words in line
+    assert bad.refresh().state == "queued"
+    mend(app.database)
+    with app.worker():
+        wait_over([bad])
+    assert [attempt.state for attempt in bad.attempts()] == ["succeeded"]
+
+
+@pytest.mark.parametrize("way", stubborn.WAYS)
+def test_a_job_that_refused_is_tried_again_and_runs_when_it_is_mended(
+    app: Onward, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """By the same worker, and all the others with it; until then it is told again and again."""
+    refuse, mend, _ = stubborn.WAYS[way]
+    monkeypatch.setattr(refusing, "AGAIN_AFTER", 0.1)
+
+    @app.task
+    async def work() -> None: ...
+
+    jobs = app.enqueue_many(work.call() for _ in range(30))
+    bad = [job.id for job in jobs[5:25]]
+    refuse(app.database, bad)
+    with app.worker(concurrency=8):
+        wait_over(jobs[:5] + jobs[25:])
+        wait_until(lambda: len({line.split("job=")[1][:36] for line in tellings(caplog)}) == 20)
+        mend(app.database)
+        wait_over(jobs)
+    assert {job.state for job in jobs} == {"succeeded"}
+
+
+@pytest.mark.parametrize("way", stubborn.WAYS)
+def test_a_job_that_refuses_to_be_claimed_can_be_cancelled(app: Onward, way: str) -> None:
+    """As the log says; the worker forgets it."""
+    refuse, mend, _ = stubborn.WAYS[way]
+
+    @app.task
+    async def work() -> None: ...
+
+    bad, good = app.enqueue_many(work.call() for _ in range(2))
+    refuse(app.database, [bad.id])
+    with app.worker():
+        wait_over([good])
+        assert app.cancel(bad.id) == "cancelled"
+        wait_over([work.enqueue()])
+    mend(app.database)
+
+
+def test_where_hundreds_refuse_those_behind_them_are_claimed(
+    app: Onward, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few slots there are; ten of them are told. What is left when only they are left is
+    nothing to do.
+    """
+
+    @app.task
+    async def work() -> None: ...
+
+    jobs = app.enqueue_many(work.call() for _ in range(205))
+    stubborn.forbid(app.database, [job.id for job in jobs[:200]])
+    found = refused_claims(app, monkeypatch)
+    app.run_worker(concurrency=7, until_empty=True)
+    assert {job.refresh().state for job in jobs[200:]} == {"succeeded"}
+    assert app.counts()["queued"] == 200
+    assert len(tellings(caplog)) == refusing.AT_ONCE
+    assert len(found) <= 2 * 200 + 40
+    stubborn.allow(app.database)
+
+
+def test_where_too_many_refuse_the_lane_waits_and_the_others_go_on(
+    app: Onward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered has an end, and beyond it nothing is searched for again and again."""
+    monkeypatch.setattr(refusing, "MOST", 8)
+
+    @app.task
+    async def work() -> None: ...
+
+    jobs = app.enqueue_many(work.using(priority=1).call() for _ in range(40))
+    stubborn.forbid(app.database, [job.id for job in jobs])
+    found = refused_claims(app, monkeypatch)
+    with app.worker(concurrency=5):
+        for _ in range(10):
+            work.enqueue().wait(20)
+        known = len(found)
+        for _ in range(10):
+            work.enqueue().wait(20)
+    assert set(found[known:]) <= {"claim_around"}, "one for each look, and no search"
+    assert found.count("claim_these") < len(jobs)
+    assert app.counts()["queued"] == 40
+    stubborn.allow(app.database)
+
+
+def test_a_search_for_the_one_that_refuses_delays_no_look(
+    app: Onward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes is no measure of what the next look will take."""
+    passed = [0.0]
+    monkeypatch.setattr(
+        claimer_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
+    )
+
+    @app.task
+    async def work() -> None: ...
+
+    jobs = app.enqueue_many(work.call() for _ in range(8))
+    stubborn.forbid(app.database, [job.id for job in jobs[:7]])
+    worker, write = register(app.database), app.database.arun
+    asked: list[bool] = []
+
+    async def slow(op: Any, *args: Any) -> Any:
+        if op is store.claim_these:
+            passed[0] += 0.1
+        return await write(op, *args)
+
+    async def main() -> None:
+        began = asyncio.Event()
+        claimer = Claimer(
+            app.database,
+            worker,
+            [work.name],
+            {"default": None},
+            0.05,
+            room=lambda: 2,
+            running=lambda _: 0,
+            start=lambda _: began.set(),
+        )
+        running = asyncio.create_task(claimer.run())
+        async with asyncio.timeout(10):
+            await began.wait()
+        asked.append(claimer._lanes.may_look(time.monotonic() + passed[0]))
+        claimer.stop()
+        await running
+        await app.database.close_loop()
+
+    monkeypatch.setattr(app.database, "arun", slow)
+    asyncio.run(main())
+    assert asked == [True]
+    stubborn.allow(app.database)
+
+
+def test_bytes_that_are_no_text_hold_up_no_other(
+    app: Onward, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PostgreSQL stores none; SQLite stores what it is given."""
+
+    @app.task
+    async def work(x: int) -> None: ...
+
+    jobs = app.enqueue_many(work.call(number) for number in range(9))
+    if app.database.dialect == "sqlite":
+        bad = jobs.pop(4)
+        with hand(app.database) as dba:
+            dba.sql(
+                "UPDATE onward.job SET args = CAST(x'7bff7d' AS TEXT) WHERE id = :id", id=bad.id
+            )
+    with app.worker(concurrency=20):
+        wait_over(jobs)
+    assert len(tellings(caplog)) == 9 - len(jobs)

@@ -14,7 +14,7 @@ from onward import Onward, current, listen
 from onward.app import cancel_change
 from onward.policy import Outcome, Released, Returned, Stopped
 from onward.store import store
-from onward.worker.finisher import Finisher
+from onward.worker.finisher import MOST_TEXT, Finisher
 from onward.worker.keeper import decide_loss
 from tests.store.builders import hand, register, running
 from tests.support import tasks
@@ -257,3 +257,70 @@ def test_two_follow_ups_of_one_id_that_are_different_calls_are_refused(app: Onwa
     assert ends(same) == ["succeeded"]
     assert ends(other) == ["failed: error"]
     assert "belongs to another call" in str(last_error(other))
+
+
+def test_large_results_are_written_in_several_writes(
+    app: Onward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results and follow-ups of 3 MB at one moment, and a result of 9 MB: no write carries more
+    than 8 MB, or else one outcome that is larger by itself.
+    """
+
+    @app.task
+    async def child(text: str) -> None: ...
+
+    @app.task
+    async def large(size: int, follow_up: int) -> str:
+        if follow_up:
+            current().enqueue(child.using(run_after=3600).call("y" * follow_up))
+        return "x" * size
+
+    calls = [large.call(3_000_000, 0) for _ in range(8)]
+    calls += [large.call(9_000_000, 0), large.call(1, 0)]
+    calls += [large.call(1, 3_000_000) for _ in range(4)]
+    write = app.database.arun
+    writes: list[list[int]] = []
+
+    async def weighed(op: Any, *args: Any, **kwargs: Any) -> Any:
+        if op is store.apply:
+            writes.append(
+                [
+                    len(change.result or "") + sum(len(job.args) for job in change.follow_ups)
+                    for change in args[0]
+                ]
+            )
+        return await write(op, *args, **kwargs)
+
+    monkeypatch.setattr(app.database, "arun", weighed)
+    jobs = app.enqueue_many(calls)
+    with app.worker(concurrency=20):
+        wait_over(jobs)
+    assert {job.state for job in jobs} == {"succeeded"}
+    assert max(len(each) for each in writes) > 1
+    assert all(sum(each) <= MOST_TEXT or len(each) == 1 for each in writes)
+
+
+def test_a_beat_asks_for_no_job_that_is_held(app: Onward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker compares what it owns with what it holds; arguments can be large."""
+    app.settings = replace(app.settings, beat=0.2, cancel_poll=0.1)
+    seen: list[list[Any]] = []
+    thrice = asyncio.Event()
+    read = app.database.aread
+
+    async def watched(op: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = await read(op, *args, **kwargs)
+        if op is store.owned:
+            seen.append(answer)
+        if len(seen) == 3:
+            thrice.set()
+        return answer
+
+    monkeypatch.setattr(app.database, "aread", watched)
+
+    @app.task
+    async def work(text: str) -> None:
+        await thrice.wait()
+
+    with app.worker(concurrency=4):
+        wait_over(app.enqueue_many(work.call("x" * 1_000) for _ in range(4)))
+    assert seen[:3] == [[]] * 3

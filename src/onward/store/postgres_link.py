@@ -57,6 +57,8 @@ REFUSED = (
     psycopg.DataError,
     # To psycopg an operational error; it means a name too long for an index.
     errors.ProgramLimitExceeded,
+    # A trigger of somebody's own says no, without a code.
+    errors.RaiseException,
 )
 MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 

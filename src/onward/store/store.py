@@ -20,7 +20,8 @@ from onward.errors import IdConflict, JobNotFound
 from onward.job import Attempt, Change, Job, NewJob
 from onward.lifecycle import TERMINAL, AttemptState, Event, JobState
 from onward.store.database import Again
-from onward.store.statements import Op, Statement
+from onward.store.statements import Op, Rows, Statement
+from onward.text import stored_text
 
 MOST_OWNED = 100_000
 """More jobs than one worker can own."""
@@ -39,7 +40,7 @@ class Claimed(Struct, frozen=True):
 
 class Lane(Struct, frozen=True):
     """A (queue, priority) pair that has queued jobs; the first is due in `due_in` seconds (0 or
-    less: now).
+    less: now), which is at `first`. `known`: of tasks that whoever looks may claim.
     """
 
     queue: str
@@ -180,7 +181,7 @@ def enqueue_again(
 
 def _check_same(jobs: Sequence[NewJob], same: Callable[[NewJob, str], bool]) -> Op[None]:
     rows = yield Statement("calls", {"ids": dumps([job.id for job in jobs])}, alone=False)
-    known = {row[0]: (row[1], row[2]) for row in rows}
+    known = {row[0]: (row[1], stored_text(row[2])) for row in rows}
     for job in jobs:
         if job.id not in known:
             raise Again  # It was there, and was pruned just now.
@@ -226,6 +227,55 @@ def claim(
             "limit": limit,
         },
     )
+    return _claimed(rows)
+
+
+def due(
+    tasks: str,
+    lane: tuple[str, int],
+    after: tuple[float, str],
+    limit: int,
+    leave: Collection[str],
+    *,
+    alone: bool = True,
+) -> Op[list[str]]:
+    """The ids of the jobs that such a claim would take, without those to `leave` alone."""
+    rows = yield Statement(
+        "due",
+        {
+            "tasks": tasks,
+            "queue": lane[0],
+            "priority": lane[1],
+            "after_time": after[0],
+            "after_id": after[1],
+            "limit": limit,
+            "leave": dumps(list(leave)),
+        },
+        alone,
+    )
+    return [row[0] for row in rows]
+
+
+def claim_these(worker: str, ids: Sequence[str], *, alone: bool = True) -> Op[list[Claimed]]:
+    """Claim those of these jobs that are still due."""
+    rows = yield Statement("claim_these", {"worker": worker, "ids": dumps(ids)}, alone)
+    return _claimed(rows)
+
+
+def claim_around(
+    worker: str,
+    tasks: str,
+    lane: tuple[str, int],
+    after: tuple[float, str],
+    limit: int,
+    leave: Collection[str],
+) -> Op[list[Claimed]]:
+    """The same as `claim`, around the jobs to `leave` alone."""
+    ids = yield from due(tasks, lane, after, limit, leave, alone=False)
+    return (yield from claim_these(worker, ids, alone=False)) if ids else []
+
+
+def _claimed(rows: Rows) -> list[Claimed]:
     rows.sort(key=_PLACE)
     return [Claimed(_job(row), row[14]) for row in rows]
 
@@ -343,6 +393,33 @@ def hold(job: str, attempt: int, seconds: float) -> Op[bool]:
     """
     rows = yield Statement("hold", {"id": job, "attempt": attempt, "seconds": seconds})
     return bool(rows)
+
+
+def due_again(
+    lane: tuple[str, int], step: float, before: float, since: float, limit: int
+) -> Op[list[str]]:
+    """After the clock went back: move up to `limit` jobs of a lane that were due by the old time;
+    returns which.
+
+    Args:
+        lane: the queue and the priority.
+        step: by how many seconds it went back.
+        before: what is due by then, on the old time.
+        since: what was given its due time after this moment, on the new time, is left alone.
+        limit: how many at most.
+    """
+    rows = yield Statement(
+        "due_again",
+        {
+            "queue": lane[0],
+            "priority": lane[1],
+            "step": step,
+            "before": before,
+            "since": since,
+            "limit": limit,
+        },
+    )
+    return [row[0] for row in rows]
 
 
 def look(change: Change) -> Op[tuple[Job | None, bool]]:
@@ -482,9 +559,9 @@ def bury_worker(worker: str, reason: str, decide: Callable[[Job, str], Change]) 
     return (yield from sweep(decide, limit=MOST_OWNED))
 
 
-def owned(worker: str) -> Op[list[Job]]:
-    """What the database says that this worker owns."""
-    rows = yield Statement("owned", {"worker": worker})
+def owned(worker: str, held: Collection[str] = ()) -> Op[list[Job]]:
+    """What the database says that this worker owns, beside the jobs that it holds."""
+    rows = yield Statement("owned", {"worker": worker, "held": dumps(list(held))})
     return [_job(row) for row in rows]
 
 
@@ -532,9 +609,9 @@ def record(id: str) -> Op[Record]:
         finished_at=row[16],
         created_at=row[17],
         event=row[18],
-        reason=row[19],
-        error=row[20],
-        result=row[21],
+        reason=_maybe(row[19]),
+        error=_maybe(row[20]),
+        result=_maybe(row[21]),
     )
 
 
@@ -615,7 +692,7 @@ def _job(row: tuple[Any, ...]) -> Job:
         state=_STATES[row[4]],
         attempt=row[5],
         worker=row[6],
-        args=row[7],
+        args=stored_text(row[7]),
         max_attempts=row[8],
         max_losses=row[9],
         failures=row[10],
@@ -635,9 +712,13 @@ def _attempt(row: tuple[Any, ...]) -> Attempt:
         started_at=row[5],
         ended_at=row[6],
         abandoned=bool(row[7]),
-        reason=row[8],
-        error=row[9],
+        reason=_maybe(row[8]),
+        error=_maybe(row[9]),
     )
+
+
+def _maybe(value: Any) -> str | None:
+    return None if value is None else stored_text(value)
 
 
 _STATES = {state.value: state for state in JobState}

@@ -13,16 +13,13 @@ from typing import Any
 import msgspec
 
 from onward.errors import OnwardError, PayloadUnreadable
-from onward.failure import ErrorText, describe
+from onward.failure import MOST_REASON, ErrorText, describe
 from onward.job import Job
 from onward.policy import Backoff, Discarded, Outcome, Raised, Rejected, Returned, Snoozed, Stopped
 from onward.running import Current, set_current
 from onward.signals import Cancelled, Discard, Retry, Snooze, Verdict
 from onward.task import Task
 from onward.text import clean_text, type_name
-
-MOST_REASON = 1_000
-"""Bytes of the reason that a task gives for a Discard."""
 
 
 def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:

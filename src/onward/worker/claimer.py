@@ -2,8 +2,9 @@
 claim.
 
 In:  wake-ups, and free slots.    Out: jobs that this worker owns, to the executor.
-It takes only tasks that the worker knows. Beneath every wake-up is a poll, quick after a hint and
-slower while nothing comes.
+It takes only tasks that the worker knows, and leaves alone what the database lets nobody claim, so
+that it holds up nothing else. Beneath every wake-up is a poll, quick after a hint and slower while
+nothing comes.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from onward.errors import DatabaseUnavailable
+from onward.errors import DatabaseError, DatabaseUnavailable
 from onward.events import Happened, emit, wanted
 from onward.job import Job
 from onward.store import store
-from onward.store.database import Database
+from onward.store.database import Database, Refused, halves
 from onward.store.store import Claimed
 from onward.worker.lanes import START, Lanes
+from onward.worker.refusing import Refusing
 from onward.worker.stage import Complaint
 
 FIRST_PAUSE = 0.01
 MOST_PER_CLAIM = 500
 BUSY_AFTER = 0.5
 TELL_UNKNOWN_EVERY = 30.0
+
+REFUSED = (Refused, UnicodeError)
+"""What a claim raises because of one of its jobs: a rule of the database's, or bytes that are no
+text.
+"""
 
 
 class Claimer:
@@ -64,6 +71,7 @@ class Claimer:
         self._running = running
         self._start = start
         self._lanes = Lanes()
+        self._refusing = Refusing()
         self._complaint = Complaint()
         self._wake = asyncio.Event()
         self._hinted = False
@@ -73,6 +81,7 @@ class Claimer:
         self._said_idle = True
         self._told_unknown = float("-inf")
         self._found_due = False
+        self._searched = False
         self.idle = asyncio.Event()
         self.in_flight = False
         self.stopping = asyncio.Event()
@@ -161,7 +170,9 @@ class Claimer:
             if got >= room:
                 break
         if full:
-            self._lanes.cost(looked - began, time.monotonic() - looked, found=got > 0)
+            claims = 0.0 if self._searched else time.monotonic() - looked
+            self._lanes.cost(looked - began, claims, found=got > 0)
+        self._searched = False
         if got:
             self.empty_looks = 0
         elif full:
@@ -178,16 +189,101 @@ class Claimer:
         return await self._claim_lane(lane, START, asked) if asked > 0 else 0
 
     async def _claim_lane(self, lane: tuple[str, int], after: tuple[float, str], asked: int) -> int:
-        claimed = await self._database.arun(
-            store.claim, self._worker, self._tasks, lane, after, asked
-        )
+        if lane in self._refusing:
+            claimed = await self._claim_around(lane, after, asked)
+        else:
+            try:
+                claimed = self._taken(
+                    await self._database.arun(
+                        store.claim, self._worker, self._tasks, lane, after, asked
+                    )
+                )
+            except REFUSED:
+                claimed = await self._claim_apart(lane, after, asked)
         self._found_due = True
         self._lanes.claimed(lane, claimed, asked)
+        return len(claimed)
+
+    def _taken(self, claimed: list[Claimed]) -> list[Claimed]:
+        """These jobs are ours: they begin."""
         if claimed:
             self._start([claim.job for claim in claimed])
             if wanted(logging.DEBUG):
                 self._tell_claimed(claimed)
-        return len(claimed)
+        return claimed
+
+    # --- where jobs refuse to be claimed ----------------------------------------------------------
+
+    async def _claim_around(
+        self, lane: tuple[str, int], after: tuple[float, str], asked: int
+    ) -> list[Claimed]:
+        """Claim from a lane in which some jobs are left alone; now and then those are tried again,
+        each by itself.
+        """
+        again: list[Claimed] = []
+        if ids := self._refusing.again(lane, time.monotonic(), asked):
+            again = await self._claim_these(lane, ids)
+            self._refusing.tried(lane, len(again))
+        left = self._refusing.of(lane)
+        try:
+            return again + self._taken(
+                await self._database.arun(
+                    store.claim_around,
+                    self._worker,
+                    self._tasks,
+                    lane,
+                    after,
+                    asked - len(again),
+                    left,
+                )
+            )
+        except REFUSED:
+            if self._refusing.full(lane):
+                return again
+            return again + await self._claim_apart(lane, after, asked - len(again))
+
+    async def _claim_apart(
+        self, lane: tuple[str, int], after: tuple[float, str], asked: int
+    ) -> list[Claimed]:
+        """One of the jobs refuses, so none was claimed: find it, and claim its neighbours."""
+        left = self._refusing.of(lane)
+        ids = await self._database.arun(store.due, self._tasks, lane, after, asked, left)
+        claimed = await self._claim_these(lane, ids)
+        self._searched = True  # That took long, and will not the next time.
+        if ids:
+            self.wake()  # What stands behind those that refuse is next.
+        return claimed
+
+    async def _claim_these(self, lane: tuple[str, int], ids: Sequence[str]) -> list[Claimed]:
+        """Claim these jobs, by halves where one of them refuses."""
+        if not ids or self.stopping.is_set():
+            return []
+        try:
+            return self._taken(await self._database.arun(store.claim_these, self._worker, ids))
+        except REFUSED as error:
+            if len(ids) == 1:
+                self._leave(lane, ids[0], error)
+                return []
+        first, second = halves(ids)
+        return [*await self._claim_these(lane, first), *await self._claim_these(lane, second)]
+
+    def _leave(self, lane: tuple[str, int], id: str, error: Exception) -> None:
+        """Leave a job alone that the database lets nobody claim, and say so."""
+        if self._refusing.note(lane, id, time.monotonic()):
+            emit(
+                Happened(
+                    name="claim.refused",
+                    level=logging.ERROR,
+                    job=id,
+                    worker=self._worker,
+                    fields={
+                        "queue": lane[0],
+                        "error": error.what if isinstance(error, DatabaseError) else str(error),
+                        "hint": "the others go on; mend its row or the rule that it breaks"
+                        " (onward doctor, onward job show), or cancel the job",
+                    },
+                )
+            )
 
     def _tell_claimed(self, claimed: Sequence[Claimed]) -> None:
         for claim in claimed:

@@ -28,6 +28,10 @@ from onward.worker.changes import LEVELS, told
 from onward.worker.stage import Complaint
 
 MOST_PER_WRITE = 1_000
+MOST_TEXT = 8_000_000
+"""What one write carries at most: outcomes, and characters of their results and follow-ups. One
+outcome may be larger than that.
+"""
 
 
 class Finisher:
@@ -112,6 +116,12 @@ class Finisher:
 
     async def _finish(self, batch: Sequence[tuple[Job, Outcome]]) -> None:
         changes = [self._decide(job, outcome) for job, outcome in batch]
+        for first, end in _parts(changes):
+            await self._finish_part(batch[first:end], changes[first:end])
+
+    async def _finish_part(
+        self, batch: Sequence[tuple[Job, Outcome]], changes: list[Change]
+    ) -> None:
         taken = await self._write(changes)
         self._report([change for change in changes if change.id in taken])
         if len(taken) < len(changes):
@@ -242,6 +252,24 @@ class Finisher:
             self._writing.pop(change.id, None)
             self._problems.pop(change.id, None)
         self._written(changes)
+
+
+def _parts(changes: Sequence[Change]) -> list[tuple[int, int]]:
+    """The changes cut into what one write carries, as places in the list. Nearly always one part,
+    and looked at for each job: one quick pass.
+    """
+    parts: list[tuple[int, int]] = []
+    first = text = 0
+    for place, change in enumerate(changes):
+        size = len(change.result or change.error or "")
+        if change.follow_ups:
+            size += sum(len(job.args) for job in change.follow_ups)
+        text += size
+        if text > MOST_TEXT and place > first:
+            parts.append((first, place))
+            first, text = place, size
+    parts.append((first, len(changes)))
+    return parts
 
 
 def _still_ours(found: Job, job: Job) -> bool:

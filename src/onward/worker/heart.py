@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from onward.errors import DatabaseError
 from onward.events import Happened, emit
 from onward.store import store
-from onward.store.database import Database, Duplicate
+from onward.store.database import Database, Duplicate, Refused, halves
 from onward.store.store import Registration
 from onward.worker.board import Board
 from onward.worker.stage import Complaint
@@ -41,38 +41,76 @@ class Heart:
         self._lease = lease
         self._beat = beat
         self._complaint = Complaint()
+        self._refusal = Complaint()
+        self._under_way: set[asyncio.Future[bool]] = set()
         self.boards: dict[str, Board] = {}
 
     async def run(self) -> None:
         """Beat for ever; while the database is away, try again sooner."""
-        while True:
-            began = time.monotonic()
-            ok = await self.beat_once(self.boards)
-            pause = self._beat if ok else self._beat / 5
-            await asyncio.sleep(max(0.05, pause - (time.monotonic() - began)))
+        try:
+            while True:
+                began = time.monotonic()
+                ok = await self.beat_once(self.boards)
+                pause = self._beat if ok else self._beat / 5
+                await asyncio.sleep(max(0.05, pause - (time.monotonic() - began)))
+        finally:
+            for renewal in self._under_way:
+                renewal.cancel()
+            await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def beat_once(self, boards: Mapping[str, Board]) -> bool:
-        """Renew all leases; returns whether the database answered."""
+        """Renew all leases; returns whether the database answered in time.
+
+        A renewal that takes longer than a quarter of a lease is waited for no more, because its
+        connection may be dead: the next goes over another, while the lease lasts. If its answer
+        comes after all, it counts.
+        """
         if not boards:
             return True
+        renewal = asyncio.ensure_future(self._renew_all(boards))
+        self._under_way.add(renewal)
+        renewal.add_done_callback(self._under_way.discard)
+        done, _ = await asyncio.wait({renewal}, timeout=self._lease / 4)
+        if not done:
+            self._complaint.make(_missed(TimeoutError()))
+        return bool(done) and renewal.result()
+
+    async def _renew_all(self, boards: Mapping[str, Board]) -> bool:
         began = time.monotonic()
-        asked = dict(boards)
         try:
-            async with asyncio.timeout(self._lease / 2):
-                alive = await self._database.arun(store.beat, list(asked), self._lease)
+            known = await self._renew(list(boards))
         except (DatabaseError, TimeoutError) as error:
             self._complaint.make(_missed(error))
             return False
         self._complaint.over()
-        for worker, board in asked.items():
-            if worker in alive:
-                board.beat(began)
-            elif worker in self.boards:
+        for worker, lives in known.items():
+            board = boards.get(worker)
+            if board is None:
+                continue  # It has ended meanwhile.
+            if lives:
+                board.beat(max(began, board.last_beat))
+            elif worker in self.boards and not board.lost:
                 board.declare_lost()
                 emit(Happened(name="worker.lost", level=logging.ERROR, worker=worker))
         return True
 
+    async def _renew(self, workers: Sequence[str]) -> dict[str, bool]:
+        """Renew these leases; returns which of the workers live. One whose row refuses is left out,
+        and costs no other its lease.
+        """
+        try:
+            alive = await self._database.arun(store.beat, workers, self._lease)
+        except Refused as error:
+            if len(workers) == 1:
+                self._refusal.make(_missed(error, workers[0]))
+                return {}
+            first, second = halves(workers)
+            return await self._renew(first) | await self._renew(second)
+        return {worker: worker in alive for worker in workers}
 
-def _missed(error: Exception) -> Happened:
+
+def _missed(error: Exception, worker: str | None = None) -> Happened:
     text = str(error).splitlines()[0] if str(error) else "no answer in time"
-    return Happened(name="beat.missed", level=logging.WARNING, fields={"error": text})
+    return Happened(
+        name="beat.missed", level=logging.WARNING, worker=worker, fields={"error": text}
+    )

@@ -11,21 +11,23 @@ A worker that has lost its lease stops, whatever runs: what it holds is no longe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from onward.app import Onward
 from onward.config import Settings
-from onward.errors import DatabaseError
+from onward.errors import DatabaseError, InvalidOption
 from onward.events import Happened, emit
 from onward.job import Change
 from onward.lifecycle import Event
+from onward.names import check_name
 from onward.store import store
-from onward.store.database import Database
+from onward.store.database import Database, Refused
 from onward.worker.board import Board
 from onward.worker.claimer import Claimer
 from onward.worker.executor import HOLD, Executor
@@ -221,15 +223,16 @@ class Worker:
 
     async def _hold_retries(self) -> None:
         for job, attempt in list(self.executor.abandoned):
-            await self._database.arun(store.hold, job, attempt + 1, HOLD)
+            with contextlib.suppress(Refused):  # Then nobody can claim it either.
+                await self._database.arun(store.hold, job, attempt + 1, HOLD)
 
     async def _compare(self) -> None:
         """A job that the database says we own and that we do not hold, twice in a row, is one whose
         claim's answer was lost: it is run. One that we hold and do not own any more will be refused
         when it ends.
         """
-        owned = await self._database.aread(store.owned, self._plan.id)
-        held = self.executor.ids() | self.finisher.ids()
+        owned = await self._database.aread(store.owned, self._plan.id, self._held())
+        held = self._held()  # Some may have come meanwhile.
         strange = {(job.id, job.attempt): job for job in owned if job.id not in held}
         adopted = [job for key, job in strange.items() if key in self._unknown]
         self._unknown = set(strange)
@@ -246,6 +249,9 @@ class Worker:
                     )
                 )
             self.executor.start(adopted)
+
+    def _held(self) -> set[str]:
+        return self.executor.ids() | self.finisher.ids()
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -341,7 +347,31 @@ def _unheard(worker: str, error: Exception) -> Happened:
 def queues_of(
     app: Onward, queues: Sequence[tuple[str, int | None]] | None
 ) -> dict[str, int | None]:
-    """The queues to serve: those given, else those of the app's tasks and `default`."""
-    if queues:
-        return dict(queues)
-    return dict.fromkeys(sorted({"default", *(task.options.queue for task in app.tasks.values())}))
+    """The queues to serve: those given, else those of the app's tasks and `default`.
+
+    Raises:
+        InvalidOption: none is named, or one has no name that a queue can have.
+    """
+    if queues is None:
+        return dict.fromkeys(known_queues(app))
+    if not queues:
+        raise InvalidOption(
+            "queues=[] names no queue to serve",
+            why="a worker of no queue would run nothing, and one of all queues was not asked for",
+            fix='queues=["mail"], or leave it out: the queues of the app\'s tasks',
+        )
+    return {check_name(queue, "queue"): limit for queue, limit in queues}
+
+
+def doubt_queues(app: Onward, queues: Iterable[str]) -> None:
+    """A queue that no task of the app uses may be meant, or misspelt: say so."""
+    known = known_queues(app)
+    for queue in queues:
+        if queue not in known:
+            fields = {"queue": queue, "known": ",".join(known)}
+            emit(Happened(name="queue.unknown", level=logging.WARNING, fields=fields))
+
+
+def known_queues(app: Onward) -> list[str]:
+    """The queues that calls of the app's tasks go to, unless they say otherwise; and `default`."""
+    return sorted({"default", *(task.options.queue for task in app.tasks.values())})

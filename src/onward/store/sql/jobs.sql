@@ -162,6 +162,44 @@ WHERE id = ANY(ARRAY(
 RETURNING CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS text), args, max_attempts, max_losses,
           failures, losses, budget_from, timeout, CAST(extract(epoch FROM run_at) AS float8)
 
+-- name: due
+-- What `claim` would take of one lane, without the jobs that are to be left alone: for lanes with a job that refuses to be
+-- claimed. Such a job makes a claim of many fail as a whole, whoever makes it.
+-- sqlite
+SELECT id FROM onward.job
+WHERE state = 'queued' AND queue = :queue AND priority = :priority
+  AND (run_at, id) > (:after_time, :after_id) AND run_at <= onward.clock()
+  AND task IN (SELECT value FROM json_each(:tasks)) AND id NOT IN (SELECT value FROM json_each(:leave))
+ORDER BY run_at, id LIMIT :limit
+-- postgres
+SELECT CAST(id AS text) FROM onward.job
+WHERE state = 'queued' AND queue = CAST(:queue AS text) AND priority = CAST(:priority AS smallint)
+  AND (run_at, id) > (to_timestamp(CAST(:after_time AS float8)), CAST(:after_id AS uuid))
+  AND run_at <= onward.clock()
+  AND task = ANY(ARRAY(SELECT value FROM json_array_elements_text(CAST(:tasks AS json))))
+  AND id NOT IN (SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:leave AS json)))
+ORDER BY run_at, id LIMIT CAST(:limit AS integer) FOR UPDATE SKIP LOCKED
+
+-- name: claim_these
+-- queued > running for those of these jobs that are still due: one that refuses is found by claiming fewer and fewer.
+-- sqlite
+UPDATE onward.job SET state = 'running', worker = :worker, started_at = onward.clock()
+WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 'queued' AND run_at <= onward.clock()
+  AND EXISTS (SELECT 1 FROM onward.worker WHERE id = :worker AND state = 'active')
+RETURNING id, task, queue, priority, state, attempt, worker, args, max_attempts, max_losses, failures, losses, budget_from,
+          timeout, run_at
+-- postgres
+UPDATE onward.job SET state = 'running', worker = CAST(:worker AS uuid), started_at = onward.clock()
+WHERE id = ANY(ARRAY(
+        SELECT id FROM onward.job
+        WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
+          AND state = 'queued' AND run_at <= onward.clock()
+        FOR UPDATE SKIP LOCKED))
+  AND state = 'queued'
+  AND EXISTS (SELECT 1 FROM onward.worker WHERE id = CAST(:worker AS uuid) AND state = 'active')
+RETURNING CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS text), args, max_attempts, max_losses,
+          failures, losses, budget_from, timeout, CAST(extract(epoch FROM run_at) AS float8)
+
 -- name: finish
 -- running > succeeded, and every other move that ends a job: the row moves from the live table to the cold one together with
 -- its last attempt, in one transaction, if it is still as it was seen. A batch is of one kind of move and one owner; its

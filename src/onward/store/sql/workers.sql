@@ -130,15 +130,18 @@ WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CA
   AND state IN ('active', 'draining')
 
 -- name: owned
--- What the database says that this worker owns.
+-- What the database says that this worker owns, without the jobs that it holds anyway: asked with every beat, and arguments
+-- can be large.
 -- sqlite
 SELECT id, task, queue, priority, state, attempt, worker, args, max_attempts, max_losses, failures, losses, budget_from,
        timeout
-FROM onward.job WHERE worker = :worker
+FROM onward.job WHERE worker = :worker AND id NOT IN (SELECT value FROM json_each(:held))
 -- postgres
 SELECT CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS text), args, max_attempts, max_losses,
        failures, losses, budget_from, timeout
-FROM onward.job WHERE worker = CAST(:worker AS uuid)
+FROM onward.job
+WHERE worker = CAST(:worker AS uuid)
+  AND id NOT IN (SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:held AS json)))
 
 -- name: cancelling
 -- Which of this worker's jobs have been asked to stop.
@@ -152,7 +155,7 @@ SELECT CAST(id AS text), attempt FROM onward.job WHERE worker = CAST(:worker AS 
 -- sqlite
 SELECT w.id, w.name, w.host, w.pid, w.version, w.state, w.queues, w.tasks, w.concurrency, w.idle,
        w.lease_until - onward.clock(), w.started_at, onward.clock() - w.beat_at, w.ended_at, w.reason,
-       (SELECT count(*) FROM onward.job j WHERE j.worker = w.id)
+       (SELECT count(*) FROM onward.job j WHERE j.worker = w.id), w.beat_at
 FROM onward.worker AS w ORDER BY w.state IN ('active', 'draining') DESC, w.id DESC LIMIT :limit
 -- postgres
 SELECT CAST(w.id AS text), w.name, w.host, w.pid, w.version, w.state, CAST(to_json(w.queues) AS text),
@@ -161,5 +164,5 @@ SELECT CAST(w.id AS text), w.name, w.host, w.pid, w.version, w.state, CAST(to_js
        CAST(extract(epoch FROM w.started_at) AS float8),
        CAST(extract(epoch FROM onward.clock() - w.beat_at) AS float8),
        CAST(extract(epoch FROM w.ended_at) AS float8), w.reason,
-       (SELECT count(*) FROM onward.job j WHERE j.worker = w.id)
+       (SELECT count(*) FROM onward.job j WHERE j.worker = w.id), CAST(extract(epoch FROM w.beat_at) AS float8)
 FROM onward.worker AS w ORDER BY w.state IN ('active', 'draining') DESC, w.id DESC LIMIT :limit
