@@ -6,6 +6,7 @@ In:  a database.    Out: an `Overview`, and the alarms that follow from it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -44,6 +45,7 @@ class WorkerLine(Struct, frozen=True, kw_only=True):
     ended_at: float | None
     reason: str | None
     running: int
+    beat_at: float | None
 
     @property
     def alive(self) -> bool:
@@ -83,11 +85,23 @@ class QueueLine(Struct, frozen=True, kw_only=True):
 
 
 class TaskLine(Struct, frozen=True):
-    """How many due jobs of one task there are in a queue."""
+    """How many due jobs of one task there are in a queue; the first has been due for `oldest` s."""
 
     queue: str
     task: str
     due: int
+    oldest: float
+
+
+class OverdueLine(Struct, frozen=True):
+    """Due jobs of one task that a worker leaves lying, how many slots it has free, and when it
+    began its newest job of which that is known (0: of none).
+    """
+
+    jobs: TaskLine
+    worker: WorkerLine
+    free: int
+    newest: float
 
 
 class Overview(Struct, frozen=True, kw_only=True):
@@ -127,7 +141,7 @@ def look(database: Database) -> Overview:
         now=database.read(store.now),
         states=database.read(store.counts),
         queues=tuple(_queues(database.read(store.read, "queues"), workers)),
-        tasks=tuple(TaskLine(*row) for row in database.read(store.read, "waiting_tasks")),
+        tasks=tuple(read_tasks(database)),
         workers=tuple(workers),
         ended=dict(database.read(store.read, "finished_since", seconds=HOUR)),
         limbo=run_check(NO_LIMBO, database),
@@ -137,6 +151,11 @@ def look(database: Database) -> Overview:
 def read_workers(database: Database, limit: int = MOST_WORKERS) -> list[WorkerLine]:
     """The workers that the database remembers, newest first."""
     return [_worker(row) for row in database.read(store.read, "workers", limit=limit)]
+
+
+def read_tasks(database: Database) -> list[TaskLine]:
+    """The due jobs of each queue by task."""
+    return [TaskLine(*row) for row in database.read(store.read, "due_tasks")]
 
 
 def _worker(row: tuple[Any, ...]) -> WorkerLine:
@@ -156,12 +175,23 @@ def _worker(row: tuple[Any, ...]) -> WorkerLine:
         ended_at=row[13],
         reason=row[14],
         running=row[15],
+        beat_at=row[16],
     )
 
 
 def _number(value: object) -> float:
     """A number of seconds; 0 if the row is damaged."""
     return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def elapsed(start: object, end: object) -> float | None:
+    """The seconds between two moments of the database's clock; None if one of them is none.
+
+    Never less than nothing: that clock may have been set back between them.
+    """
+    if isinstance(start, (int, float)) and isinstance(end, (int, float)):
+        return max(float(end - start), 0.0)
+    return None
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -211,12 +241,13 @@ def served(workers: Iterable[WorkerLine]) -> set[str]:
 # --- decide ---------------------------------------------------------------------------------------
 
 
-def alarms(seen: Overview) -> list[Alarm]:
-    """What needs a human, the most urgent first."""
+def alarms(seen: Overview, overdue: Sequence[OverdueLine] = ()) -> list[Alarm]:
+    """What needs a human, the most urgent first; `overdue` takes longer than a look to find out."""
     return [
         *_limbo(seen),
         *_unserved_queues(seen),
         *_unknown_tasks(seen),
+        *_overdue_queues(overdue),
         *_lost_workers(seen),
     ]
 
@@ -271,8 +302,25 @@ def _unknown_tasks(seen: Overview) -> Iterable[Alarm]:
             subject=line.task,
             what=f"{line.task}: {line.due} waiting in {line.queue}, "
             f"no worker of that queue knows the task{hint}",
-            fix="deploy the code that has the task, or cancel the jobs: onward job list --task "
-            + line.task,
+            fix="deploy the code that has the task, or cancel the jobs: onward job cancel "
+            f"--task {shlex.quote(line.task)} --queue {shlex.quote(line.queue)}",
+        )
+
+
+def _overdue_queues(overdue: Sequence[OverdueLine]) -> Iterable[Alarm]:
+    """Due jobs that nobody starts although slots are free: a worker beats and does not claim."""
+    for queue in sorted({line.jobs.queue for line in overdue}):
+        lines = [line for line in overdue if line.jobs.queue == queue]
+        jobs = {line.jobs.task: line.jobs for line in lines}.values()
+        free = {line.worker.id: line.free for line in lines}
+        names = ", ".join(sorted({line.worker.name for line in lines}))
+        yield Alarm(
+            code="overdue",
+            subject=queue,
+            what=f"{queue}: {sum(line.due for line in jobs)} due for "
+            f"{max(line.oldest for line in jobs):.0f} s, {sum(free.values())} slots free ({names})",
+            fix="read the worker's log (claim.waits, stage.stumbled); if that says nothing, "
+            "restart it: its jobs are taken back",
         )
 
 
@@ -295,7 +343,7 @@ def _lost(worker: WorkerLine, what: str, fix: str) -> Alarm:
 
 
 def _age(seen: Overview, worker: WorkerLine) -> float:
-    return seen.now - worker.ended_at if worker.ended_at is not None else 0.0
+    return elapsed(worker.ended_at, seen.now) or 0.0
 
 
 def _jobs(count: int) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
+from onward.cli import bulk
 from onward.store.url import open_database
 from tests.cli.shell import Shell
 from tests.support.scene import Scene
@@ -37,3 +39,22 @@ def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "COLUMNS",
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+Meanwhile = Callable[[Callable[[], Any]], None]
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
+    """Lets something happen after a bulk action has shown its jobs and before it moves them."""
+
+    def plan(deed: Callable[[], Any]) -> None:
+        move_all = bulk.move_all
+
+        def moved(*args: Any) -> bulk.Moved:
+            deed()
+            return move_all(*args)
+
+        monkeypatch.setattr(bulk, "move_all", moved)
+
+    return plan

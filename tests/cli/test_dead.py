@@ -7,13 +7,12 @@ import json
 import msgspec
 import pytest
 
-from onward.app import requeue_change
-from onward.cli.bulk import Filter, matching, move_all
 from onward.cli.failures import headline_of_start
 from onward.failure import ErrorText
 from onward.lifecycle import JobState
 from onward.policy import Raised, Returned
 from onward.store import store
+from tests.cli.conftest import Meanwhile
 from tests.cli.shell import Shell, on_terminal
 from tests.support.scene import FATAL, RAISED, Scene
 
@@ -97,13 +96,19 @@ def test_what_is_no_error_of_ours_is_shown_as_it_is() -> None:
 # --- requeue and discard --------------------------------------------------------------------------
 
 
-def test_a_filter_moves_what_it_shows_and_says_how_many(scene: Scene, shell: Shell) -> None:
-    kind_a = {dead_with(scene, "boom", task="shop.a") for _ in range(4)}
-    kind_b = {dead_with(scene, "boom", task="shop.b") for _ in range(3)}
+def test_a_filter_moves_what_it_shows_and_says_how_many(
+    scene: Scene, shell: Shell, meanwhile: Meanwhile
+) -> None:
+    """Fifty of one kind and fifty of another; ten more of the first die before the move."""
+    kind_a = {dead_with(scene, "boom", task="shop.a") for _ in range(50)}
+    kind_b = {dead_with(scene, "boom", task="shop.b") for _ in range(50)}
+    late: set[str] = set()
+    meanwhile(lambda: late.update(dead_with(scene, "boom", task="shop.a") for _ in range(10)))
     result = shell("dead", "requeue", "--task", "shop.a", "--yes")
-    assert result.stdout == "4 requeued\n"
+    assert result.stdout == "50 requeued\n"
     assert {scene.job(id).state for id in kind_a} == {JobState.QUEUED}
-    assert {scene.job(id).state for id in kind_b} == {JobState.DEAD}
+    assert {scene.job(id).state for id in kind_b | late} == {JobState.DEAD}
+    assert len(late) == 10
 
 
 def test_requeue_says_that_numbers_go_on_and_budgets_start_afresh(
@@ -119,22 +124,29 @@ def test_requeue_says_that_numbers_go_on_and_budgets_start_afresh(
     assert [item["attempt"] for item in shell.json("dead", "list")["items"]] == [4]
 
 
-def test_those_that_die_meanwhile_are_left_alone(scene: Scene) -> None:
-    shown = {item["id"].value: item["attempt"] for item in matching(scene.database, Filter())}
-    assert shown == {}
-    early = [scene.dead() for _ in range(3)]
-    shown = {item["id"].value: item["attempt"] for item in matching(scene.database, Filter())}
-    late = scene.dead()
-    assert set(move_all(scene.database, shown, requeue_change)) == set(early)
-    assert scene.job(late).state is JobState.DEAD
+def test_those_that_die_meanwhile_are_left_alone(
+    scene: Scene, shell: Shell, meanwhile: Meanwhile
+) -> None:
+    early = {scene.dead() for _ in range(3)}
+    late: list[str] = []
+    meanwhile(lambda: late.append(scene.dead()))
+    assert set(shell.json("dead", "requeue", "--all", "--yes")["ids"]) == early
+    assert scene.job(late[0]).state is JobState.DEAD
 
 
-def test_those_that_others_moved_meanwhile_are_left_alone(scene: Scene) -> None:
+def test_those_that_others_moved_meanwhile_are_left_alone(
+    scene: Scene, shell: Shell, meanwhile: Meanwhile
+) -> None:
     moved, died_again, still = scene.dead(), scene.dead(), scene.dead()
-    shown = {item["id"].value: item["attempt"] for item in matching(scene.database, Filter())}
-    scene.requeue(moved)
-    scene.attempt(scene.requeue(died_again), FATAL)
-    assert move_all(scene.database, shown, requeue_change) == [still]
+
+    def others() -> None:
+        scene.requeue(moved)
+        scene.attempt(scene.requeue(died_again), FATAL)
+
+    meanwhile(others)
+    told = shell("dead", "requeue", "--task", "shop.mail", "--yes").stdout
+    assert told == "1 requeued; 2 had changed meanwhile and were left alone\n"
+    assert scene.job(still).state is JobState.QUEUED
     assert scene.job(died_again).state is JobState.DEAD
 
 
@@ -179,6 +191,37 @@ def test_ids_that_are_not_dead_are_refused_and_nothing_is_touched(
     for other in (alive, over):
         assert "cannot requeue job" in shell("dead", "requeue", id, other, "--yes", code=6).stderr
     assert scene.job(id).state is JobState.DEAD
+
+
+def test_an_error_is_found_without_wildcards_and_only_its_job_is_requeued(
+    scene: Scene, shell: Shell
+) -> None:
+    kinds = ["a_b", "axb", "50%", "500", "back\\slash", "o'clock"]
+    ids = {kind: dead_with(scene, f"got {kind} here") for kind in kinds}
+    assert shell("dead", "requeue", "--error-like", "50%", "--yes").stdout == "1 requeued\n"
+    found = {kind: scene.job(id).state.value for kind, id in ids.items()}
+    assert found == dict.fromkeys(kinds, "dead") | {"50%": "queued"}
+
+
+def test_the_dead_of_one_queue_are_discarded(scene: Scene, shell: Shell) -> None:
+    ids = {queue: [scene.dead(queue=queue) for _ in range(10)] for queue in "ab"}
+    assert shell("dead", "discard", "--queue", "a", "--yes").stdout == "10 discarded\n"
+    assert {scene.job(id).state.value for id in ids["a"]} == {"cancelled"}
+    assert {scene.job(id).state.value for id in ids["b"]} == {"dead"}
+
+
+def test_the_dead_are_chosen_by_when_they_died(scene: Scene, shell: Shell) -> None:
+    with scene.ago(86_400.0 + 60):
+        old = {scene.dead() for _ in range(3)}
+        late = scene.enqueue()
+    young = {scene.dead(), scene.attempt(late, FATAL)}
+    assert listed(shell, "--older-than", "1d") == old
+    assert listed(shell, "--older-than", "3d") == set()
+    document = shell.json("dead", "discard", "--older-than", "1d", "--yes")
+    assert set(document["ids"]) == old
+    assert {scene.job(id).state.value for id in young} == {"dead"}
+    told = shell("dead", "requeue", "--older-than", "1d", "--yes", code=3).stderr
+    assert "no dead job matches: older than 1 d; nothing was changed" in told
 
 
 def test_a_filter_that_matches_nothing_is_not_found(scene: Scene, shell: Shell) -> None:

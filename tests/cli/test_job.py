@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 
 import pytest
@@ -97,6 +98,50 @@ def test_a_job_is_shown_with_its_attempts_and_errors(scene: Scene, shell: Shell)
     assert "shop.ApiError: no such user: 7" in text
     assert "Traceback (most recent call last):" in text
     assert "user_id = 7" in text
+
+
+def test_of_a_lost_attempt_the_last_sign_of_life_is_shown(scene: Scene, shell: Shell) -> None:
+    """Apart from when that was noticed, which is the end of the attempt."""
+    with scene.ago(3600):
+        worker = scene.start_worker()
+        id = scene.claim(scene.enqueue(), worker)
+    scene.lose_worker(worker)
+    scene.recover()
+    scene.attempt(id, Returned(result="1"))
+    document = shell.json("job", "show", id)
+    lost, succeeded = document["attempts"]
+    last, noticed = (datetime.fromisoformat(lost[name]) for name in ("last_beat_at", "ended_at"))
+    assert 3590 < (noticed - last).total_seconds() < 3700
+    assert succeeded["last_beat_at"] is None
+    assert document["damaged"] is None
+    code, text = on_terminal("job", "show", id, "--database", shell.url, columns=200)
+    assert code == 0
+    assert "LAST SIGN" in text
+
+
+def test_where_nothing_was_lost_no_last_sign_is_shown(scene: Scene, shell: Shell) -> None:
+    id = scene.attempt(scene.enqueue(), Returned(result="1"))
+    assert "LAST SIGN" not in on_terminal("job", "show", id, "--database", shell.url)[1]
+    assert "LAST SIGN" in shell("job", "show", id).stdout
+
+
+def test_a_clock_that_was_set_back_damages_nothing(scene: Scene, shell: Shell) -> None:
+    """The job was enqueued and begun while the clock was an hour ahead: no duration is less than
+    nothing, and nothing that has been is yet to come.
+    """
+    with scene.ago(-3600):
+        id = scene.attempt(scene.enqueue(), RAISED)
+        scene.claim(id)
+    scene.settle(id, Returned(result="1"))
+    document = shell.json("job", "show", id)
+    assert document["damaged"] is None
+    assert [attempt["took"] >= 0 for attempt in document["attempts"]] == [True, True]
+    assert document["attempts"][1]["took"] == 0
+    assert "damaged" not in shell("job", "show", id).stderr
+    assert "damaged" not in shell("job", "list").stderr
+    for words in (["job", "show", id], ["job", "list"]):
+        _, text = on_terminal(*words, "--database", shell.url, columns=200, NO_COLOR="1")
+        assert not re.search(r"in (1 h|59 min)", text)
 
 
 def test_refused_writes_are_shown(scene: Scene, shell: Shell) -> None:

@@ -14,6 +14,7 @@ from onward.cli.values import (
     Cut,
     Id,
     Moment,
+    Past,
     Span,
     State,
     distance,
@@ -56,6 +57,13 @@ def test_distances() -> None:
     assert [distance(s) for s in (0.2, -0.2, 31, -120)] == ["now", "now", "in 31 s", "2 min ago"]
 
 
+def test_what_has_been_is_never_ahead_of_the_clock() -> None:
+    """That was set back meanwhile."""
+    assert [drawn(Past(at), 1000.0) for at in (880, 1000, 4600)] == ["2 min ago", "now", "now"]
+    assert drawn(Moment(4600), 1000.0) == "in 1 h"
+    assert flaws({"started_at": Past("soon")}) == ["started_at 'soon' is no time"]
+
+
 @pytest.mark.parametrize(
     ("at", "text"),
     [
@@ -89,7 +97,7 @@ ODD = [None, True, 3, 2.5, math.nan, -math.inf, 10**400, "x", b"\xff\x00", [1], 
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("kind", [Id, Moment, Span, State, Cut, lambda value: value])
+@pytest.mark.parametrize("kind", [Id, Moment, Past, Span, State, Cut, lambda value: value])
 def test_any_value_has_all_three_faces(kind: Any, value: Any) -> None:
     found = kind(value)
     assert isinstance(drawn(found, 0.0), str)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from onward.app import cancel_change, discard_change, requeue_change
@@ -14,6 +16,7 @@ from onward.policy import recover as decide_recovery
 from onward.policy import settle as decide
 from onward.store import store
 from onward.store.database import Database
+from tests.store.builders import shift_clock
 
 ERROR = (
     '{"type":"shop.ApiError","message":"no such user: 7",'
@@ -37,6 +40,15 @@ class Scene:
         self.database = database
         database.migrate()
         self.worker = self.start_worker()
+
+    @contextmanager
+    def ago(self, seconds: float) -> Generator[None]:
+        """What happens inside happened so many seconds ago."""
+        shift_clock(self.database, -seconds)
+        try:
+            yield
+        finally:
+            shift_clock(self.database, 0)
 
     def start_worker(self, **given: Any) -> str:
         """Register a worker with a lease of an hour; returns its id."""

@@ -1,105 +1,77 @@
-"""Bulk actions on dead jobs: find, show, ask, move.
+"""Bulk actions on jobs: find, show, ask, move.
 
-A filter is read once, before the question; what is moved afterwards is what was shown and is still
-dead at the attempt that was shown. Jobs that die meanwhile, or that somebody else has moved, are
-left alone.
+A filter is read once, before the question; what is moved afterwards is what was shown, as far as it
+still may be moved. Jobs that come to match meanwhile are left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
-from msgspec import Struct
+from msgspec import Struct, field
 
-from onward.cli.failures import headline_of_start
+from onward.cli.filters import Filter, Kind, matching, unknown_names, up_to
 from onward.cli.options import Place
 from onward.cli.places import check_sound, opened, whole_ids
 from onward.cli.root import NOT_FOUND, PROBLEM, REFUSED
 from onward.cli.screen import message, print_json, say
-from onward.cli.values import Cut, Id, Moment, distance, one_line, plain
+from onward.cli.troubles import tell
+from onward.cli.values import Cut, Id, distance, one_line, plain
 from onward.job import Change, Job
 from onward.lifecycle import JobState
 from onward.store import store
-from onward.store.database import Database
+from onward.store.database import Database, Refused, halves
 from onward.store.statements import Op
 
 PAGE = 500
-"""Dead jobs that are read, and jobs that are moved, in one step."""
+"""Jobs that are moved in one step."""
 
 SAMPLE = 5
 
-
-class Filter(Struct, frozen=True, kw_only=True):
-    """Which dead jobs. Names are compared as they are; `error_like` occurs in the error."""
-
-    task: str | None = None
-    queue: str | None = None
-    error_like: str | None = None
-
-    @property
-    def empty(self) -> bool:
-        return self.task is None and self.queue is None and self.error_like is None
-
-    def __str__(self) -> str:
-        parts = {"task": self.task, "queue": self.queue, "error with": self.error_like}
-        return ", ".join(
-            f"{name} {one_line(part)!r}" for name, part in parts.items() if part is not None
-        )
+MOST_LOOKS = 5
+"""How often a job that moves on between the look and the write is looked at again."""
 
 
-def matching(
-    database: Database, chosen: Filter, before: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """The dead jobs that a filter shows, the newest first."""
-    while True:
-        page = database.read(
-            store.read, "dead", before=before, limit=PAGE, queue=chosen.queue, task=chosen.task
-        )
-        for item in map(_item, page):
-            if chosen.error_like is None or chosen.error_like in (item["error"].text or ""):
-                yield item
-        if len(page) < PAGE:
-            return
-        before = page[-1][0]
-
-
-def _item(row: tuple[Any, ...]) -> dict[str, Any]:
-    return {
-        "id": Id(row[0]),
-        "task": Cut(row[1]),
-        "queue": Cut(row[2]),
-        "attempt": row[3],
-        "failures": row[4],
-        "losses": row[5],
-        "died_at": Moment(row[6]),
-        "reason": Cut(row[7]),
-        "error": Cut(headline_of_start(row[8])),
-    }
-
-
-def up_to(limit: int | None, found: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first ones; all where there is no limit."""
-    if limit is None:
-        return list(found)
-    return [item for item, _ in zip(found, range(limit), strict=False)]
+# --- find, show, ask, move ------------------------------------------------------------------------
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """What a bulk action was asked to do."""
+    """What a bulk action was asked to do. `schema` is the name of its JSON document."""
 
+    kind: Kind
     verb: str
     past: str
     promise: str
-    decide: Callable[[Job], Change]
-    ids: tuple[str, ...]
+    schema: str
+    decide: Callable[[Job], Change | None]
     chosen: Filter
-    everything: bool
     limit: int | None
     yes: bool
     dry_run: bool
     as_json: bool
+    ids: tuple[str, ...] = ()
+    everything: bool = False
+
+
+class Found(Struct):
+    """The jobs that were found, each with its attempt; of all but a few no more is kept. The oldest
+    and the newest are seconds since the epoch.
+    """
+
+    seen: dict[str, int] = field(default_factory=dict[str, int])
+    sample: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    newest: float = float("-inf")
+    oldest: float = float("inf")
+
+    def add(self, item: dict[str, Any], since: str) -> None:
+        self.seen[item["id"].value] = item["attempt"]
+        if len(self.sample) < SAMPLE:
+            self.sample.append(item)
+        at = item[since].at if since in item else None
+        if isinstance(at, (int, float)):
+            self.newest, self.oldest = max(self.newest, at), min(self.oldest, at)
 
 
 def carry_out(place: Place, request: Request) -> None:
@@ -107,58 +79,73 @@ def carry_out(place: Place, request: Request) -> None:
     context = click.get_current_context()
     with opened(place) as database:
         found = _found(database, request)
-        if not found and not request.everything:
-            message(f"no dead job matches: {request.chosen}; nothing was changed")
+        if not found.seen and not request.everything:
+            _tell_nothing_matches(database, request)
             context.exit(NOT_FOUND)
         if not request.as_json or not request.yes:
-            _show_sample(found, database.read(store.now))
-        if found and not request.dry_run and not request.yes and not _agreed(request, len(found)):
+            _show_sample(request.kind, found, database.read(store.now))
+        asks = found.seen and not request.dry_run and not request.yes
+        if asks and not _agreed(request, len(found.seen)):
             message("nothing was changed")
             context.exit(PROBLEM)
-        seen = {item["id"].value: item["attempt"] for item in found}
-        changed = [] if request.dry_run else move_all(database, seen, request.decide)
-    _report(request, seen, changed)
+        moved = Moved() if request.dry_run else move_all(database, request, found.seen)
+    _report(request, found.seen, moved)
 
 
-def _found(database: Database, request: Request) -> list[dict[str, Any]]:
+def _found(database: Database, request: Request) -> Found:
+    found = Found()
+    for item in _items(database, request):
+        found.add(item, request.kind.since)
+    return found
+
+
+def _items(database: Database, request: Request) -> Iterable[dict[str, Any]]:
     if request.ids:
         return _named(database, request)
-    return up_to(request.limit, matching(database, request.chosen))
+    return up_to(request.limit, matching(database, request.kind, request.chosen))
 
 
 def _named(database: Database, request: Request) -> list[dict[str, Any]]:
-    """The jobs that were named by id; if one of them is not dead, nothing is touched."""
+    """The jobs that were named by id; if one of them may not be moved, nothing is touched."""
     ids = whole_ids(database, request.ids)[: request.limit]
     for id in ids:
         check_sound(database, id)
     jobs = {job.id: job for job in database.read(store.among, ids)}
-    changes = [request.decide(jobs[id]) for id in ids if id in jobs]
-    return [_from_job(jobs[change.id]) for change in changes]
+    for id in ids:
+        if id in jobs:
+            request.decide(jobs[id])
+    return [_from_job(jobs[id]) for id in ids if id in jobs]
 
 
 def _from_job(job: Job) -> dict[str, Any]:
-    return {"id": Id(job.id), "task": Cut(job.task), "attempt": job.attempt, "error": Cut(None)}
+    return {"id": Id(job.id), "task": Cut(job.task), "attempt": job.attempt}
 
 
-def _show_sample(found: Sequence[Mapping[str, Any]], now: float) -> None:
-    count = len(found)
+def _tell_nothing_matches(database: Database, request: Request) -> None:
+    message(f"no {request.kind.word} job matches: {request.chosen}; nothing was changed")
+    for unknown in unknown_names(database, request.chosen):
+        message(unknown)
+
+
+def _show_sample(kind: Kind, found: Found, now: float) -> None:
+    count = len(found.seen)
     noun = "job" if count == 1 else "jobs"
-    message(f"{count:,} dead {noun}{_when(found, now)}" + (":" if count else ""))
-    for item in found[:SAMPLE]:
-        cells = (plain(item["id"]), plain(item["task"]), one_line(item["error"].text or "", 80))
+    message(f"{count:,} {kind.word} {noun}{_when(kind, found, now)}" + (":" if count else ""))
+    for item in found.sample:
+        cells = [plain(item["id"]), plain(item["task"])]
+        cells += [one_line(item[name].text or "", 80) for name in ("error",) if name in item]
         message("  " + "  ".join(cell for cell in cells if cell))
-    if count > SAMPLE:
-        message(f"  … and {count - SAMPLE:,} more")
+    if count > len(found.sample):
+        message(f"  … and {count - len(found.sample):,} more")
 
 
-def _when(found: Sequence[Mapping[str, Any]], now: float) -> str:
-    moments = [item["died_at"].at for item in found if "died_at" in item]
-    died = [at - now for at in moments if isinstance(at, (int, float))]
-    if not died:
+def _when(kind: Kind, found: Found, now: float) -> str:
+    if found.newest < found.oldest:
         return ""
-    if len(found) == 1:
-        return f" (died {distance(died[0])})"
-    return f" (the newest died {distance(max(died))}, the oldest {distance(min(died))})"
+    newest, oldest = (distance(min(at - now, 0.0)) for at in (found.newest, found.oldest))
+    if len(found.seen) == 1:
+        return f" ({kind.happened} {newest})"
+    return f" (the newest {kind.happened} {newest}, the oldest {oldest})"
 
 
 def _agreed(request: Request, count: int) -> bool:
@@ -166,44 +153,105 @@ def _agreed(request: Request, count: int) -> bool:
     return click.confirm(f"{request.promise}\n{request.verb.capitalize()} {what}?", err=True)
 
 
-def move_all(
-    database: Database, seen: Mapping[str, int], decide: Callable[[Job], Change]
-) -> list[str]:
-    """Move the jobs that are still dead at the attempt that was seen; returns which were moved."""
+# --- move -----------------------------------------------------------------------------------------
+
+
+class Moved(Struct):
+    """What was moved, and whereto; and what the database refused to move."""
+
+    states: dict[str, JobState] = field(default_factory=dict[str, JobState])
+    refused: set[str] = field(default_factory=set[str])
+
+    @property
+    def asked(self) -> list[str]:
+        """Those that run, and have been asked to stop."""
+        return [id for id, state in self.states.items() if state is JobState.CANCELLING]
+
+
+def move_all(database: Database, request: Request, seen: Mapping[str, int]) -> Moved:
+    """Move the jobs that may still be moved, in steps."""
+    moved = Moved()
     ids = list(seen)
-    changed: list[str] = []
     for start in range(0, len(ids), PAGE):
-        changed += database.run(_move_some, ids[start : start + PAGE], seen, decide)
-    return changed
+        _move_page(database, request, seen, ids[start : start + PAGE], moved)
+    return moved
+
+
+def _move_page(
+    database: Database, request: Request, seen: Mapping[str, int], ids: Sequence[str], moved: Moved
+) -> None:
+    """Move these; one that the database refuses is told, and hinders no other."""
+    try:
+        for _ in range(MOST_LOOKS):
+            taken, ids = database.run(_move_some, request, seen, ids)
+            moved.states |= taken
+            if not ids:
+                return
+    except Refused as error:
+        if len(ids) == 1:
+            tell(error)
+            moved.refused |= set(ids)
+            return
+        for half in halves(ids):
+            _move_page(database, request, seen, half, moved)
 
 
 def _move_some(
-    ids: Sequence[str], seen: Mapping[str, int], decide: Callable[[Job], Change]
-) -> Op[list[str]]:
+    request: Request, seen: Mapping[str, int], ids: Sequence[str]
+) -> Op[tuple[dict[str, JobState], list[str]]]:
+    """Decide and write; returns what was moved, and which have moved on before they could be."""
     jobs = yield from store.among(ids)
-    still = [job for job in jobs if job.state is JobState.DEAD and job.attempt == seen[job.id]]
-    taken = yield from store.apply([decide(job) for job in still])
-    return [id for id in ids if id in taken]
+    decided = [request.decide(job) for job in jobs if request.kind.still(job, seen[job.id])]
+    changes = [change for change in decided if change is not None]
+    taken = yield from store.apply(changes)
+    moved = {change.id: change.after for change in changes if change.id in taken}
+    return moved, [change.id for change in changes if change.id not in taken]
 
 
-def _report(request: Request, seen: Mapping[str, int], changed: Sequence[str]) -> None:
-    moved = set(changed)
-    left = [] if request.dry_run else [id for id in seen if id not in moved]
+# --- report ---------------------------------------------------------------------------------------
+
+
+def _report(request: Request, seen: Mapping[str, int], moved: Moved) -> None:
+    over = moved.states.keys() | moved.refused
+    left = [] if request.dry_run else [id for id in seen if id not in over]
     if request.as_json:
-        print_json(
-            f"dead.{request.verb}/1",
-            matched=len(seen),
-            changed=len(changed),
-            dry_run=request.dry_run,
-            ids=list(seen) if request.dry_run else list(changed),
-            left=left,
-        )
+        _print_document(request, seen, moved, left)
     elif request.dry_run:
         say(f"{len(seen):,} would be {request.past}")
     else:
-        rest = f"; {len(left):,} had changed meanwhile and were left alone" if left else ""
-        say(f"{len(changed):,} {request.past}{rest}")
-        if changed and request.verb == "requeue":
-            message(request.promise)
-    if request.ids and left:
+        _say_how_many(request, moved, len(left))
+    if moved.refused or (request.ids and left):
         click.get_current_context().exit(REFUSED)
+
+
+def _print_document(
+    request: Request, seen: Mapping[str, int], moved: Moved, left: Sequence[str]
+) -> None:
+    print_json(
+        request.schema,
+        matched=len(seen),
+        changed=len(moved.states),
+        dry_run=request.dry_run,
+        ids=[id for id in seen if request.dry_run or id in moved.states],
+        asked=moved.asked,
+        left=left,
+        refused=sorted(moved.refused),
+    )
+
+
+def _say_how_many(request: Request, moved: Moved, left: int) -> None:
+    asked, refused = len(moved.asked), len(moved.refused)
+    parts = [f"{len(moved.states) - asked:,} {request.past}"]
+    if asked:
+        parts.append(f"{asked:,} had begun meanwhile and {_were(asked)} asked to stop")
+    if left:
+        parts.append(f"{left:,} had changed meanwhile and {_were(left)} left alone")
+    if refused:
+        parts.append(f"{refused:,} {_were(refused)} refused by the database")
+    say("; ".join(parts))
+    if moved.states and request.verb == "requeue":
+        message(request.promise)
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"

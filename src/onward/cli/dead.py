@@ -5,15 +5,23 @@ A bulk action touches exactly what its filter has shown, and says how much it ch
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from onward.app import discard_change, requeue_change
-from onward.cli.bulk import Filter, Request, carry_out, matching, up_to
-from onward.cli.options import Place, examples, json_option, place_options
+from onward.cli.bulk import Request, carry_out
+from onward.cli.filters import DEAD, Filter, matching, up_to
+from onward.cli.options import (
+    Place,
+    bulk_options,
+    check_may_go_on,
+    examples,
+    json_option,
+    place_options,
+    which_options,
+)
 from onward.cli.places import opened, whole_id
 from onward.cli.root import Family
 from onward.cli.screen import Screen, marked, message, print_json, report_damage
@@ -43,9 +51,7 @@ def _filter_options(function: F) -> F:
         metavar="TEXT",
         help="Whose error (type and message) has this text in it; no character is a wildcard.",
     )
-    queue = click.option("--queue", metavar="NAME", help="Of this queue.")
-    task = click.option("--task", metavar="NAME", help="Of this task.")
-    return task(queue(error(function)))
+    return which_options("died")(error(function))
 
 
 @click.group(
@@ -92,16 +98,17 @@ def list_dead(
     place: Place,
     task: str | None,
     queue: str | None,
+    older_than: float | None,
     error_like: str | None,
     limit: int,
     before: str | None,
     as_json: bool,
 ) -> None:
     """List dead jobs, the newest first, each with the error of its last attempt."""
-    chosen = Filter(task=task, queue=queue, error_like=error_like)
+    chosen = Filter(task=task, queue=queue, older_than=older_than, error_like=error_like)
     with opened(place) as database:
         start = whole_id(database, before) if before else None
-        found = up_to(limit, matching(database, chosen, start))
+        found = list(up_to(limit, matching(database, DEAD, chosen, start)))
         now = database.read(store.now)
     items = marked(found, _OPTIONAL)
     following = items[-1]["id"] if len(items) == limit else None
@@ -125,14 +132,7 @@ def _act_options(function: F) -> F:
         click.argument("ids", metavar="[ID]...", nargs=-1),
         _filter_options,
         click.option("--all", "everything", is_flag=True, help="All dead jobs."),
-        click.option(
-            "--limit",
-            type=click.IntRange(1),
-            metavar="N",
-            help="How many at most, the newest first.",
-        ),
-        click.option("--yes", "-y", is_flag=True, help="Do not ask."),
-        click.option("--dry-run", is_flag=True, help="Only show what would be changed."),
+        bulk_options,
         json_option,
         place_options,
     )
@@ -170,7 +170,7 @@ def requeue(place: Place, /, **given: Any) -> None:
     epilog=examples(
         "onward dead discard 0193a1b2",
         "onward dead discard --task old.task --reason 'task was removed'",
-        "onward dead discard --queue reports --dry-run",
+        "onward dead discard --queue reports --older-than 30d --dry-run",
         note="A discarded job ends cancelled, with the reason. It cannot be brought back.",
     )
 )
@@ -192,21 +192,28 @@ def discard(place: Place, /, reason: str, **given: Any) -> None:
 def _request(
     verb: str, past: str, promise: str, decide: Callable[[Job], Change], given: Mapping[str, Any]
 ) -> Request:
-    chosen = Filter(task=given["task"], queue=given["queue"], error_like=given["error_like"])
+    chosen = Filter(**{name: given[name] for name in ("task", "queue", "older_than", "error_like")})
     ways = [bool(given["ids"]), not chosen.empty, given["everything"]]
     if sum(ways) != 1:
         raise click.UsageError(
-            f"say which jobs to {verb}: ids, or a filter (--task, --queue, --error-like), or --all."
+            f"say which jobs to {verb}: ids, or a filter (--task, --queue, --older-than, "
+            "--error-like), or --all."
             if not any(ways)
             else "ids, a filter and --all are three ways to say which jobs: use one."
         )
     if chosen.error_like == "":
         raise click.UsageError("--error-like '' is in every error; --all means all dead jobs.")
-    if not given["yes"] and not given["dry_run"] and not sys.stdin.isatty():
-        raise click.UsageError(
-            f"{verb} asks first, and here is no terminal: --yes says yes, --dry-run only looks."
-        )
+    check_may_go_on(verb, yes=given["yes"], dry_run=given["dry_run"])
     rest = {
         name: given[name] for name in ("ids", "everything", "limit", "yes", "dry_run", "as_json")
     }
-    return Request(verb=verb, past=past, promise=promise, decide=decide, chosen=chosen, **rest)
+    return Request(
+        kind=DEAD,
+        verb=verb,
+        past=past,
+        promise=promise,
+        schema=f"dead.{verb}/1",
+        decide=decide,
+        chosen=chosen,
+        **rest,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from onward.cli.values import duration, one_line
 from onward.errors import DatabaseError
 from onward.invariants import Finding, run_checks
 from onward.lifecycle import JobState
+from onward.overdue import watch
 from onward.overview import Alarm, Overview, alarms, look
 from onward.store import store
 from onward.store.database import Database
@@ -77,7 +78,7 @@ def _examine(database: Database) -> Iterator[Diagnosis]:
     yield from _sqlite(facts, path) if path is not None else _postgres(facts)
     seen = look(database)
     yield from _workers(seen)
-    yield from _alarms(seen)
+    yield from _alarms(alarms(seen, watch(database, seen)))
     yield from _dead(seen)
     for finding in run_checks(database):
         yield _rule(finding)
@@ -241,9 +242,9 @@ def _workers(seen: Overview) -> Iterator[Diagnosis]:
         )
 
 
-def _alarms(seen: Overview) -> Iterator[Diagnosis]:
+def _alarms(found: Iterable[Alarm]) -> Iterator[Diagnosis]:
     """What `onward status` would raise; limbo is among the rules below."""
-    raised = [alarm for alarm in alarms(seen) if alarm.code != "limbo"]
+    raised = [alarm for alarm in found if alarm.code != "limbo"]
     if not raised:
         yield _sound(
             "queues", "every due job has a worker that serves its queue and knows its task"
@@ -259,6 +260,11 @@ _ALARMS: dict[str, tuple[Level, str, str]] = {
         "its jobs wait until somebody serves the queue",
     ),
     "task_unknown": ("bad", "unknown task", "its jobs stay queued until a worker knows the task"),
+    "overdue": (
+        "bad",
+        "jobs left lying",
+        "a worker that could run them beats, and does not claim them",
+    ),
     "worker_lost": (
         "note",
         "lost worker",

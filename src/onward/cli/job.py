@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from onward.app import cancel_change, requeue_change
-from onward.cli.options import Place, examples, json_option, place_options
+from onward.cli.bulk import Request, carry_out
+from onward.cli.filters import PENDING, Filter
+from onward.cli.options import (
+    Place,
+    bulk_options,
+    check_may_go_on,
+    examples,
+    json_option,
+    place_options,
+    which_options,
+)
 from onward.cli.places import check_sound, opened, whole_id, whole_ids
 from onward.cli.record import read_record, show_record
 from onward.cli.root import Family
 from onward.cli.screen import Screen, marked, message, print_json, report_damage, say
 from onward.cli.table import Column
 from onward.cli.troubles import exit_code, tell
-from onward.cli.values import Cut, Id, Moment, State, plain
+from onward.cli.values import Cut, Id, Moment, Past, State, due, plain
 from onward.errors import OnwardError
 from onward.job import Change, Job
 from onward.lifecycle import JobState
@@ -117,7 +127,9 @@ def list_jobs(
 
 def _listed(row: tuple[Any, ...]) -> dict[str, Any]:
     state = row[4]
-    when = {"queued": row[11], "waiting": row[11], "running": row[12], "cancelling": row[12]}
+    run_at = due(state, row[11])
+    begun = {"running": row[12], "cancelling": row[12]}
+    when = run_at if isinstance(run_at, Moment) else Past(begun.get(str(state), row[13]))
     return {
         "id": Id(row[0]),
         "state": State(state),
@@ -131,11 +143,11 @@ def _listed(row: tuple[Any, ...]) -> dict[str, Any]:
         "losses": row[10],
         "max_attempts": row[7],
         "max_losses": row[8],
-        "created_at": Moment(row[14]),
-        "run_at": Moment(row[11]),
-        "started_at": Moment(row[12]),
-        "finished_at": Moment(row[13]),
-        "when": Moment(when.get(str(state), row[13])),
+        "created_at": Past(row[14]),
+        "run_at": run_at,
+        "started_at": Past(row[12]),
+        "finished_at": Past(row[13]),
+        "when": when,
         "reason": Cut(row[15]),
         "note": Cut(_note(row)),
     }
@@ -185,21 +197,57 @@ def show(place: Place, id: str, as_json: bool) -> None:
 
 @job.command(
     epilog=examples(
-        "onward job cancel 0193a1b2",
         "onward job cancel 0193a1b2 0193a1c7",
-        "onward job cancel 0193a1b2 --json",
+        "onward job cancel --queue reports --dry-run",
+        "onward job cancel --task old.task --older-than 1d",
         note="A queued job is cancelled at once. A running one is asked to stop: it "
-        "is `cancelling` until it has.",
+        "is `cancelling` until it has. A filter shows no running jobs; one that has begun after it "
+        "was shown is asked to stop, too.",
     )
 )
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@which_options("was enqueued")
+@bulk_options
 @json_option
 @place_options
 @click.pass_obj
-def cancel(place: Place, ids: tuple[str, ...], as_json: bool) -> None:
-    """Ask jobs to stop."""
-    with opened(place) as database:
-        _move(database, ids, cancel_change, "job.cancel/1", as_json)
+def cancel(place: Place, /, ids: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Ask jobs to stop, or drop jobs that wait.
+
+    Name them by id: these are asked to stop at once. Or by a filter: all jobs that wait to begin
+    and that it shows at this moment are dropped, after a question.
+    """
+    chosen = Filter(**{name: given.pop(name) for name in ("task", "queue", "older_than")})
+    _check_one_way(ids, chosen, given)
+    if ids:
+        with opened(place) as database:
+            _move(database, ids, cancel_change, "job.cancel/1", as_json)
+        return
+    check_may_go_on("cancel", yes=given["yes"], dry_run=given["dry_run"])
+    request = Request(
+        kind=PENDING,
+        verb="cancel",
+        past="cancelled",
+        promise="They end cancelled; this cannot be undone. One that begins meanwhile is asked to "
+        "stop.",
+        schema="job.cancel.matching/1",
+        decide=cancel_change,
+        chosen=chosen,
+        as_json=as_json,
+        **given,
+    )
+    carry_out(place, request)
+
+
+def _check_one_way(ids: Sequence[str], chosen: Filter, given: Mapping[str, Any]) -> None:
+    if bool(ids) != chosen.empty:
+        raise click.UsageError(
+            "ids and a filter are two ways to say which jobs: use one."
+            if ids
+            else "say which jobs to cancel: ids, or a filter (--task, --queue, --older-than)."
+        )
+    if ids and (given["dry_run"] or given["limit"] is not None):
+        raise click.UsageError("--dry-run and --limit go with a filter.")
 
 
 @job.command(

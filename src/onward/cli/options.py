@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,6 +59,44 @@ def json_option(function: F) -> F:
     return click.option(
         "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
     )(function)
+
+
+def which_options(aged: str) -> Callable[[F], F]:
+    """`--task`, `--queue` and `--older-than`: which jobs. `aged` says since when they are old."""
+
+    def decorate(function: F) -> F:
+        age = click.option(
+            "--older-than",
+            metavar="AGE",
+            callback=parse_duration,
+            help=f"That {aged} longer ago than this: 90s, 10m, 2h, 3d.",
+        )
+        queue = click.option("--queue", metavar="NAME", help="Of this queue.")
+        task = click.option("--task", metavar="NAME", help="Of this task.")
+        return task(queue(age(function)))
+
+    return decorate
+
+
+def bulk_options(function: F) -> F:
+    """`--limit`, `--yes` and `--dry-run`: how many, and whether to ask."""
+    limit = click.option(
+        "--limit",
+        type=click.IntRange(1),
+        metavar="N",
+        help="How many at most, the newest first.",
+    )
+    yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+    dry_run = click.option("--dry-run", is_flag=True, help="Only show what would be changed.")
+    return limit(yes(dry_run(function)))
+
+
+def check_may_go_on(verb: str, *, yes: bool, dry_run: bool) -> None:
+    """Refuse what would have to ask where nobody can answer."""
+    if not yes and not dry_run and not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{verb} asks first, and here is no terminal: --yes says yes, --dry-run only looks."
+        )
 
 
 def examples(*lines: str, note: str = "") -> str:

@@ -12,10 +12,11 @@ from onward.cli.table import Column
 from onward.cli.values import (
     Cut,
     Id,
-    Moment,
+    Past,
     Payload,
     Span,
     State,
+    due,
     entries,
     flaws,
     json_text,
@@ -25,6 +26,7 @@ from onward.cli.values import (
     plain,
 )
 from onward.failure import ErrorText
+from onward.overview import elapsed
 from onward.store import store
 from onward.store.database import Database
 from onward.store.store import not_found
@@ -37,6 +39,7 @@ ATTEMPTS = (
     Column("event", spare=True),
     Column("started_at", "started", spare=True),
     Column("took"),
+    Column("last_beat_at", "last sign"),
     Column("worker"),
     Column("reason", elastic=True),
     Column("error", elastic=True),
@@ -116,29 +119,31 @@ def _job(row: tuple[Any, ...]) -> dict[str, Any]:
         "max_losses": row[9],
         "budget_from": row[12],
         "timeout": Span(row[13]),
-        "created_at": Moment(row[17]),
-        "run_at": Moment(row[14]),
-        "started_at": Moment(row[15]),
-        "finished_at": Moment(row[16]),
+        "created_at": Past(row[17]),
+        "run_at": due(row[4], row[14]),
+        "started_at": Past(row[15]),
+        "finished_at": Past(row[16]),
         "event": row[18],
         "reason": Cut(row[19]),
     }
 
 
-_ATTEMPT_OPTIONAL = frozenset({"worker", "started_at", "took", "reason", "error", "failure"})
+_ATTEMPT_OPTIONAL = frozenset(
+    {"worker", "started_at", "took", "last_beat_at", "reason", "error", "failure"}
+)
 
 
 def _attempt(row: tuple[Any, ...]) -> dict[str, Any]:
     error = read_failure(row[9])
-    took = _difference(row[6], row[5])
     return {
         "number": row[1],
         "state": State(row[2]),
         "event": row[3],
         "worker": Id(row[4]),
-        "started_at": Moment(row[5]),
-        "ended_at": Moment(row[6]),
-        "took": Span(took),
+        "started_at": Past(row[5]),
+        "ended_at": Past(row[6]),
+        "took": Span(elapsed(row[5], row[6])),
+        "last_beat_at": Past(row[10]),
         "abandoned": bool(row[7]),
         "reason": Cut(row[8]),
         "error": Cut(headline(error)),
@@ -154,12 +159,6 @@ def _attempt_document(attempt: dict[str, Any]) -> dict[str, Any]:
     return rest | {"error": parts}
 
 
-def _difference(end: Any, start: Any) -> float | None:
-    if isinstance(end, (int, float)) and isinstance(start, (int, float)):
-        return end - start
-    return None
-
-
 def _refusal(row: tuple[Any, ...]) -> dict[str, Any]:
     return {
         "event": row[1],
@@ -168,7 +167,7 @@ def _refusal(row: tuple[Any, ...]) -> dict[str, Any]:
         "expected": row[4],
         "found": row[5],
         "found_attempt": row[6],
-        "at": Moment(row[9]),
+        "at": Past(row[9]),
     }
 
 
@@ -185,13 +184,19 @@ def show_record(found: Record) -> None:
         _show_payload(screen, "Result", found.result)
     if found.attempts:
         screen.title("Attempts")
-        screen.table(ATTEMPTS, found.attempts)
+        screen.table(_columns(screen, found.attempts), found.attempts)
     _show_traceback(screen, found)
     if found.refusals:
         screen.title("Refused writes")
         screen.table([Column(name) for name in found.refusals[0]], found.refusals)
     for flaw in found.damaged:
         message(f"damaged: {flaw}")
+
+
+def _columns(screen: Screen, attempts: list[dict[str, Any]]) -> list[Column]:
+    """The last sign of life is of interest where an attempt was lost; a pipe always has it."""
+    known = any(attempt["last_beat_at"].at is not None for attempt in attempts)
+    return [c for c in ATTEMPTS if known or not screen.draws or c.key != "last_beat_at"]
 
 
 def _show_payload(screen: Screen, title: str, value: Payload) -> None:

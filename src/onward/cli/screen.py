@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onward.cli.table import Column, draw_table, speaks_utf8, spelt, style_of
-from onward.cli.values import Item, Moment, drawn, flaws, json_text, plain
+from onward.cli.values import Item, Moment, Past, drawn, flaws, json_text, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,7 @@ class Screen:
                 say(f"{name}\t{plain(value)}")
             elif plain(value):
                 title = f"{name.replace('_', ' '):<{wide}}  "
-                when = f"  ({plain(value)})" if isinstance(value, Moment) else ""
+                when = f"  ({plain(value)})" if isinstance(value, (Moment, Past)) else ""
                 text = (drawn(value, self.now), style_of(value))
                 self.line((title, "bright_black"), text, (when, "bright_black"))
 

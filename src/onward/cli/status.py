@@ -13,6 +13,7 @@ from onward.cli.screen import Part, Screen, print_json
 from onward.cli.table import STYLES, Column
 from onward.cli.values import Cut, Moment, Span, State, one_line
 from onward.cli.workers import item as worker_item
+from onward.overdue import watch
 from onward.overview import Alarm, Overview, QueueLine, alarms, look
 
 QUEUES = (
@@ -44,11 +45,12 @@ def status(place: Place, as_json: bool) -> None:
     """Show the system on one screen.
 
     Exit status 1 while an alarm is on: due jobs in a queue that no living worker serves, a task
-    that no worker knows, jobs in limbo, a worker lost within the last 15 minutes.
+    that no worker knows, jobs that wait although a worker has slots free for them, jobs in limbo, a
+    worker lost within the last 15 minutes.
     """
     with opened(place) as database:
         seen = look(database)
-    raised = alarms(seen)
+        raised = alarms(seen, watch(database, seen))
     if as_json:
         print_json("status/1", **_document(seen, raised))
     else:

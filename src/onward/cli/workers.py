@@ -10,8 +10,9 @@ from onward.cli.options import Place, examples, json_option, place_options
 from onward.cli.places import opened
 from onward.cli.screen import Screen, marked, message, print_json, report_damage
 from onward.cli.table import Column
-from onward.cli.values import Cut, Id, Moment, Span, State
-from onward.overview import HOUR, WorkerLine, read_workers
+from onward.cli.values import Cut, Id, Past, Span, State, duration
+from onward.lifecycle import WorkerState
+from onward.overview import HOUR, WorkerLine, elapsed, read_workers
 from onward.store import store
 
 COLUMNS = (
@@ -27,7 +28,7 @@ COLUMNS = (
     Column("note", elastic=True),
 )
 
-_OPTIONAL = frozenset({"ended_at", "note", "reason", "silent", "lease_left"})
+_OPTIONAL = frozenset({"ended_at", "last_beat_at", "note", "reason", "silent", "lease_left"})
 
 
 @click.command(
@@ -47,7 +48,8 @@ def workers(place: Place, everyone: bool, as_json: bool) -> None:
     """List the workers.
 
     A worker is one process start. LEASE is what is left of its claim on its
-    jobs; when that is over, its jobs are taken back.
+    jobs; when that is over, its jobs are taken back. Of a lost one the note
+    says when it was last heard of, and when that was noticed.
     """
     with opened(place) as database:
         now = database.read(store.now)
@@ -64,8 +66,7 @@ def workers(place: Place, everyone: bool, as_json: bool) -> None:
 
 
 def _recent(worker: WorkerLine, now: float) -> bool:
-    ended = worker.ended_at
-    return not isinstance(ended, (int, float)) or now - ended < HOUR
+    return (elapsed(worker.ended_at, now) or 0.0) < HOUR
 
 
 def item(worker: WorkerLine) -> dict[str, Any]:
@@ -82,10 +83,11 @@ def item(worker: WorkerLine) -> dict[str, Any]:
         "pid": worker.pid,
         "process": Cut(f"{worker.host}:{worker.pid}"),
         "version": worker.version,
-        "started_at": Moment(worker.started_at),
+        "started_at": Past(worker.started_at),
         "silent": Span(max(0.0, worker.silent) if worker.ended_at is None else None),
         "lease_left": Span(max(0.0, worker.lease_left) if worker.ended_at is None else None),
-        "ended_at": Moment(worker.ended_at),
+        "last_beat_at": Past(worker.beat_at),
+        "ended_at": Past(worker.ended_at),
         "reason": Cut(worker.reason),
         "note": Cut(_note(worker)),
         "tasks": worker.tasks,
@@ -95,4 +97,7 @@ def item(worker: WorkerLine) -> dict[str, Any]:
 def _note(worker: WorkerLine) -> str | None:
     if worker.overdue:
         return "its lease is over: it will be declared lost"
-    return worker.reason
+    heard = elapsed(worker.beat_at, worker.ended_at)
+    if worker.state != WorkerState.LOST or heard is None:
+        return worker.reason
+    return f"{worker.reason}; last sign of life {duration(heard)} before that was noticed"

@@ -60,12 +60,13 @@ SELECT id FROM onward.jobs WHERE id BETWEEN :low AND :high ORDER BY id LIMIT 5
 SELECT CAST(id AS text) FROM onward.jobs WHERE id BETWEEN CAST(:low AS uuid) AND CAST(:high AS uuid) ORDER BY id LIMIT 5
 
 -- name: dead
--- A page of dead jobs, newest first, each with the error of its last attempt.
+-- A page of dead jobs, newest first, each with the error of its last attempt; with :until, those that died by then. Page
+-- after page is read: so that SQLite goes on where the last one ended, `:before` bounds the index (no id is behind a 'g').
 -- sqlite
 SELECT j.id, j.task, j.queue, j.attempt, j.failures, j.losses, j.finished_at, a.reason, substr(a.error, 1, 2000)
 FROM onward.job AS j LEFT JOIN onward.attempt AS a ON a.job = j.id AND a.number = j.attempt
-WHERE j.state = 'dead' AND (:before IS NULL OR j.id < :before) AND (:queue IS NULL OR j.queue = :queue)
-  AND (:task IS NULL OR j.task = :task)
+WHERE j.state = 'dead' AND j.id < coalesce(:before, 'g') AND (:queue IS NULL OR j.queue = :queue)
+  AND (:task IS NULL OR j.task = :task) AND (:until IS NULL OR j.finished_at <= :until)
 ORDER BY j.id DESC LIMIT :limit
 -- postgres
 SELECT CAST(j.id AS text), j.task, j.queue, j.attempt, j.failures, j.losses,
@@ -74,17 +75,44 @@ FROM onward.job AS j LEFT JOIN onward.attempt AS a ON a.job = j.id AND a.number 
 WHERE j.state = 'dead' AND (CAST(:before AS uuid) IS NULL OR j.id < CAST(:before AS uuid))
   AND (CAST(:queue AS text) IS NULL OR j.queue = CAST(:queue AS text))
   AND (CAST(:task AS text) IS NULL OR j.task = CAST(:task AS text))
+  AND (CAST(:until AS float8) IS NULL OR j.finished_at <= to_timestamp(CAST(:until AS float8)))
 ORDER BY j.id DESC LIMIT :limit
 
--- name: attempts
--- Every closed attempt of one job, in order.
+-- name: pending
+-- A page of jobs that wait to begin, newest first; with :until, those that were enqueued by then. Read like the dead.
 -- sqlite
-SELECT job, number, state, event, worker, started_at, ended_at, abandoned, reason, error
-FROM onward.attempts WHERE job = :id ORDER BY number
+SELECT id, task, queue, attempt, state, created_at
+FROM onward.job
+WHERE state IN ('queued', 'waiting') AND id < coalesce(:before, 'g') AND (:queue IS NULL OR queue = :queue)
+  AND (:task IS NULL OR task = :task) AND (:until IS NULL OR created_at <= :until)
+ORDER BY id DESC LIMIT :limit
+-- postgres
+SELECT CAST(id AS text), task, queue, attempt, state, CAST(extract(epoch FROM created_at) AS float8)
+FROM onward.job
+WHERE state IN ('queued', 'waiting') AND (CAST(:before AS uuid) IS NULL OR id < CAST(:before AS uuid))
+  AND (CAST(:queue AS text) IS NULL OR queue = CAST(:queue AS text))
+  AND (CAST(:task AS text) IS NULL OR task = CAST(:task AS text))
+  AND (CAST(:until AS float8) IS NULL OR created_at <= to_timestamp(CAST(:until AS float8)))
+ORDER BY id DESC LIMIT :limit
+
+-- name: names
+-- Which queues and tasks live jobs have: what somebody who mistyped one may have meant.
+-- both
+SELECT DISTINCT queue, task FROM onward.job
+
+-- name: attempts
+-- Every closed attempt of one job, in order; of a lost one also when its worker was last heard of, as long as the worker is
+-- remembered: the end of such an attempt is when that was noticed.
+-- sqlite
+SELECT job, number, state, event, worker, started_at, ended_at, abandoned, reason, error,
+       CASE WHEN state = 'lost' THEN (SELECT w.beat_at FROM onward.worker AS w WHERE w.id = a.worker) END
+FROM onward.attempts AS a WHERE job = :id ORDER BY number
 -- postgres
 SELECT CAST(job AS text), number, state, event, CAST(worker AS text), CAST(extract(epoch FROM started_at) AS float8),
-       CAST(extract(epoch FROM ended_at) AS float8), abandoned, reason, error
-FROM onward.attempts WHERE job = CAST(:id AS uuid) ORDER BY number
+       CAST(extract(epoch FROM ended_at) AS float8), abandoned, reason, error,
+       CASE WHEN state = 'lost' THEN (SELECT CAST(extract(epoch FROM w.beat_at) AS float8) FROM onward.worker AS w
+                                      WHERE w.id = a.worker) END
+FROM onward.attempts AS a WHERE job = CAST(:id AS uuid) ORDER BY number
 
 -- name: attempt
 -- One closed attempt.
@@ -128,6 +156,75 @@ FROM onward.job GROUP BY queue, state ORDER BY queue, state
 -- both
 SELECT queue, task, count(*) FROM onward.job WHERE state = 'queued' AND run_at <= onward.clock()
 GROUP BY queue, task ORDER BY queue, task
+
+-- name: due_tasks
+-- Which (queue, task) pairs have due jobs, how many, and for how many seconds the first has been due. First which lanes
+-- there are, by a probe for each, then what is due in each: jobs of tomorrow are not read, however many there are.
+-- SQLite, once it has statistics, would rather make an index of its own of everything that is queued. Of an array PostgreSQL
+-- expects ten rows; of the lanes themselves ten thousand, and would compile the statement (JIT) for 350 ms.
+-- sqlite
+WITH RECURSIVE place (queue) AS (
+    SELECT min(queue) FROM onward.job WHERE state = 'queued'
+    UNION ALL
+    SELECT (SELECT min(queue) FROM onward.job WHERE state = 'queued' AND queue > place.queue)
+    FROM place WHERE place.queue IS NOT NULL
+), lane (queue, priority) AS (
+    SELECT p.queue, (SELECT max(priority) FROM onward.job WHERE state = 'queued' AND queue = p.queue)
+    FROM place AS p WHERE p.queue IS NOT NULL
+    UNION ALL
+    SELECT lane.queue, (SELECT max(priority) FROM onward.job
+                        WHERE state = 'queued' AND queue = lane.queue AND priority < lane.priority)
+    FROM lane WHERE lane.priority IS NOT NULL
+)
+SELECT j.queue, j.task, count(*), onward.clock() - min(j.run_at)
+FROM lane CROSS JOIN onward.job AS j INDEXED BY onward.job_due
+WHERE j.state = 'queued' AND j.queue = lane.queue AND j.priority = lane.priority AND j.run_at <= onward.clock()
+GROUP BY j.queue, j.task ORDER BY j.queue, j.task
+-- postgres
+WITH RECURSIVE place (queue) AS (
+    SELECT min(queue) FROM onward.job WHERE state = 'queued'
+    UNION ALL
+    SELECT (SELECT min(queue) FROM onward.job WHERE state = 'queued' AND queue > place.queue)
+    FROM place WHERE place.queue IS NOT NULL
+), lane (queue, priority) AS (
+    SELECT p.queue, (SELECT max(priority) FROM onward.job WHERE state = 'queued' AND queue = p.queue)
+    FROM unnest(ARRAY(SELECT queue FROM place WHERE queue IS NOT NULL)) AS p (queue)
+    UNION ALL
+    SELECT lane.queue, (SELECT max(priority) FROM onward.job
+                        WHERE state = 'queued' AND queue = lane.queue AND priority < lane.priority)
+    FROM lane WHERE lane.priority IS NOT NULL
+)
+SELECT d.queue, d.task, CAST(sum(d.due) AS bigint), CAST(extract(epoch FROM onward.clock() - min(d.first)) AS float8)
+FROM unnest(ARRAY(SELECT queue FROM lane WHERE priority IS NOT NULL),
+            ARRAY(SELECT priority FROM lane WHERE priority IS NOT NULL)) AS l (queue, priority)
+CROSS JOIN LATERAL (
+    SELECT j.queue, j.task, count(*) AS due, min(j.run_at) AS first FROM onward.job AS j
+    WHERE j.state = 'queued' AND j.queue = l.queue AND j.priority = l.priority AND j.run_at <= onward.clock()
+    GROUP BY j.queue, j.task
+) AS d
+GROUP BY d.queue, d.task ORDER BY d.queue, d.task
+
+-- name: held
+-- How many jobs each of these workers has of each queue, and when it began the newest of them.
+-- sqlite
+SELECT worker, queue, count(*), max(started_at) FROM onward.job
+WHERE worker IN (SELECT value FROM json_each(:ids)) GROUP BY worker, queue
+-- postgres
+SELECT CAST(worker AS text), queue, count(*), CAST(extract(epoch FROM max(started_at)) AS float8) FROM onward.job
+WHERE worker = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
+GROUP BY worker, queue
+
+-- name: newest_ended
+-- Of the jobs that ended in the last :seconds, when each worker began the newest: by that one is seen that claims jobs which
+-- are over before anybody looks.
+-- sqlite
+SELECT worker, max(started_at) FROM onward.finished
+WHERE state IN ('succeeded', 'cancelled') AND finished_at > onward.clock() - :seconds AND worker IS NOT NULL GROUP BY worker
+-- postgres
+SELECT CAST(worker AS text), CAST(extract(epoch FROM max(started_at)) AS float8) FROM onward.finished
+WHERE state IN ('succeeded', 'cancelled') AND finished_at > onward.clock() - CAST(:seconds AS float8) * interval '1 second'
+  AND worker IS NOT NULL
+GROUP BY worker
 
 -- name: finished_since
 -- How many jobs ended in the last :seconds, by state.
