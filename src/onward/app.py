@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
-import msgspec
-
 from onward.batch import aenqueue_all, enqueue_all
+from onward.codec import decode_plain
 from onward.config import Settings, default_url, seconds
-from onward.errors import DuplicateTask, InvalidArguments, UnknownTask
+from onward.errors import DuplicateTask, InvalidArguments, InvalidOption, UnknownTask
+from onward.failure import MOST_REASON
 from onward.handle import Handle
 from onward.ids import parse_id
 from onward.job import Change, Job
@@ -34,6 +34,7 @@ from onward.task import (
     check_function,
     check_rules,
 )
+from onward.text import clean_text, safe_repr
 
 if TYPE_CHECKING:
     from onward.worker.embedded import EmbeddedWorker
@@ -291,6 +292,11 @@ class Onward:
     def discard(self, id: str | UUID, *, reason: str = "discarded") -> JobState:
         """Give a dead job up for good: it ends cancelled.
 
+        Args:
+            id: of the job.
+            reason: for people; what is longer than 1,000 characters is cut, and control characters
+                become escapes.
+
         Raises:
             IllegalTransition: it is not dead.
             JobNotFound: no job has this id.
@@ -319,6 +325,10 @@ class Onward:
             concurrency: how many jobs at once.
             queues: which queues; by default those of the app's tasks.
             until_empty: end when no due job is left.
+
+        Raises:
+            InvalidOption: a concurrency that cannot work, no queue, or a name that no queue can
+                have.
         """
         self.worker(concurrency=concurrency, queues=queues, until_empty=until_empty).run()
 
@@ -372,7 +382,9 @@ class Onward:
 
     def _decode_result(self, task: str, text: str) -> Any:
         known = self.tasks.get(task)
-        return known.signature.decode_result(text) if known else msgspec.json.decode(text)
+        if known is None:
+            return decode_plain(text, task, noun="result")
+        return known.signature.decode_result(text)
 
 
 def cancel_change(job: Job) -> Change | None:
@@ -391,10 +403,21 @@ def requeue_change(job: Job) -> Change:
     return job.move(Event.REQUEUE)
 
 
-def discard_change(reason: str) -> Callable[[Job], Change]:
-    """What giving up makes of a dead job."""
+def discard_change(reason: object) -> Callable[[Job], Change]:
+    """What giving up makes of a dead job.
+
+    Raises:
+        InvalidOption: the reason is no text.
+    """
+    if not isinstance(reason, str):
+        raise InvalidOption(
+            f"reason={safe_repr(reason)} is no text",
+            why="people read it in the history of the job",
+            fix='reason="the order was cancelled"',
+        )
+    clean = clean_text(str.__str__(reason), MOST_REASON)
 
     def change(job: Job) -> Change:
-        return job.move(Event.DISCARD, reason=reason)
+        return job.move(Event.DISCARD, reason=clean)
 
     return change

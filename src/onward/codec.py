@@ -40,7 +40,7 @@ from onward.misfit import (
     unreadable,
     unresolved,
 )
-from onward.text import clean_text, is_secret, safe_repr
+from onward.text import clean_text, is_no_text, is_secret, safe_repr
 
 MAX_BYTES = 16 * 1024 * 1024
 """Largest stored arguments, and largest stored result, of one job."""
@@ -102,7 +102,7 @@ class Signature:
         try:
             record = plan.decoder.decode(text)
         except Exception as error:
-            path, reason = locate(plan.decoder, text.encode(errors="surrogatepass"), error)
+            path, reason = _located(plan.decoder, text, error)
             why = f"argument `{path}`: {reason}" if path else reason
             raise unreadable(self.name, why) from cause_of(error)
         values = dict(zip(plan.names, msgspec.structs.astuple(record), strict=True))
@@ -136,7 +136,7 @@ class Signature:
         try:
             return plan.result_decoder.decode(text)
         except Exception as error:
-            path, reason = locate(plan.result_decoder, text.encode(errors="surrogatepass"), error)
+            path, reason = _located(plan.result_decoder, text, error)
             why = f"`result{joined(path)}`: {reason}"
             raise unreadable(self.name, why, noun="result") from cause_of(error)
 
@@ -275,6 +275,26 @@ class Signature:
             why=f"{where} does not fit the declared `-> {declared}`: {reason}",
             fix="correct the annotation or what the task returns",
         )
+
+
+def decode_plain(text: str, name: str, *, noun: str = "arguments") -> Any:
+    """Read stored arguments or a stored result of a task as plain JSON values.
+
+    Raises:
+        PayloadUnreadable: it is no JSON.
+    """
+    decoder = msgspec.json.Decoder(Any)
+    try:
+        return decoder.decode(text)
+    except Exception as error:
+        raise unreadable(name, _located(decoder, text, error)[1], noun=noun) from cause_of(error)
+
+
+def _located(decoder: msgspec.json.Decoder[Any], text: str, error: Exception) -> tuple[str, str]:
+    """Where and why a stored text does not fit."""
+    if is_no_text(text):
+        return "", f"it is no JSON: {text}"
+    return locate(decoder, text.encode(errors="surrogatepass"), error)
 
 
 # ---------------------------------------------------------------------------- the plan

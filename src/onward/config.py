@@ -44,8 +44,9 @@ class Settings(Struct, frozen=True, kw_only=True):
         abandon_after: when a body that cannot be stopped gives its slot back.
         keep_succeeded: how long succeeded jobs are kept; None: for ever.
         keep_cancelled: how long cancelled jobs are kept; None: for ever.
-        prune_every: how often old jobs are looked for.
-        prune_step: how many jobs go in one step.
+        prune_every: how often old jobs are looked for; sooner where they are not kept for twice as
+            long.
+        prune_step: how many jobs go in the first step; it doubles while steps are quick.
 
     Raises:
         InvalidOption: a value that cannot work, or two that contradict each other.

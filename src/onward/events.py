@@ -13,9 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from onward.failure import describe
-from onward.text import safe_repr
+from onward.text import hide_passwords, safe_repr
 
 log = logging.getLogger("onward")
 
@@ -42,6 +43,7 @@ _listeners: dict[object, Listener] = {}
 
 def emit(happened: Happened) -> None:
     """Tell every listener. One that fails is reported and hinders neither the others nor us."""
+    happened = _without_passwords(happened)
     with suppress(Exception):  # A handler or a filter of the user's may raise.
         _write_log(happened)
     for listener in tuple(_listeners.values()):
@@ -50,6 +52,15 @@ def emit(happened: Happened) -> None:
         except Exception as error:
             with suppress(Exception):
                 _write_log(_failure(listener, happened, error))
+
+
+def _without_passwords(happened: Happened) -> Happened:
+    """An error that is told of may hold the address that it could not reach."""
+    fields = {
+        name: hide_passwords(value) if type(value) is str else value
+        for name, value in happened.fields.items()
+    }
+    return replace(happened, fields=fields)
 
 
 def wanted(level: int) -> bool:

@@ -23,6 +23,8 @@ from onward.text import clean_text, safe_repr, type_name
 
 MESSAGE_BYTES = 4 * 1024
 TRACEBACK_BYTES = 16 * 1024
+MOST_REASON = 1_000
+"""Characters of a reason that somebody gives for the end of a job."""
 MAX_LINKS = 6
 """Exceptions of a chain of causes and contexts that are shown: those nearest to the one raised."""
 MAX_FRAMES = 30

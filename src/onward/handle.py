@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import msgspec
 
+from onward.codec import decode_plain
 from onward.errors import JobFailed, JobNotFound, WaitRefused, WaitTimeout
 from onward.failure import ErrorText
 from onward.job import Attempt, Job, NewJob
@@ -130,8 +131,12 @@ class Handle(Generic[R_co]):
 
     @property
     def args(self) -> dict[str, Any]:
-        """The arguments by name, as plain JSON values."""
-        found: dict[str, Any] = msgspec.json.decode(self._call.args)
+        """The arguments by name, as plain JSON values.
+
+        Raises:
+            PayloadUnreadable: they are no JSON: somebody else has written there.
+        """
+        found: dict[str, Any] = decode_plain(self._call.args, self.task)
         return found
 
     @property
@@ -139,6 +144,9 @@ class Handle(Generic[R_co]):
         """The result of a succeeded job, else None.
 
         It is of the task's return type if this app knows the task, otherwise plain JSON values.
+
+        Raises:
+            PayloadUnreadable: it does not fit the task's return annotation as it is today.
         """
         text = self._known.result
         return None if text is None else self._app._decode_result(self.task, text)  # pyright: ignore[reportPrivateUsage]

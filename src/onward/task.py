@@ -149,8 +149,10 @@ class Task(Generic[P, R_co]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Enqueue a call; returns after the commit.
 
-        In a transaction of the caller's (`using(connection=…)`) it returns after the write, and the
-        job exists if that transaction commits.
+        The commit is its own: a transaction that you have open has no part in it, and when that is
+        rolled back the job stays. With `using(connection=…)` the job is part of that transaction:
+        this returns after the write, and the job exists if the transaction commits. On SQLite,
+        whose file has one writer, that is the only way while yours has written.
 
         Raises:
             InvalidArguments, NotSerializable, PayloadTooLarge: the call is refused; nothing is

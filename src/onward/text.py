@@ -3,8 +3,8 @@
 A value may be hostile without meaning it: a `__repr__` that raises, blocks or tells a secret, a
 metaclass that lies about its name, 50 MB, a NUL. So no code of a value's class runs here: classes
 are read past their metaclass, values are shown by their exact built-in type, whatever stands under
-a name that looks secret becomes `***`, and every text is clean and bounded. Only an error's own
-message is asked for, and it may refuse.
+a name that looks secret becomes `***`, as does the password in a URL, and every text is clean and
+bounded. Only an error's own message is asked for, and it may refuse.
 """
 
 from __future__ import annotations
@@ -27,6 +27,31 @@ _SECRET = re.compile(
 def is_secret(name: str) -> bool:
     """Whether a parameter, key or path looks as if its value should not be shown."""
     return _SECRET.search(name) is not None
+
+
+def hide_passwords(text: str) -> str:
+    """The text with `***` in place of the password of every URL and of every `password=…`.
+
+    Rather too much is hidden than too little: a password may have any character in it.
+    """
+    return _NAMED.sub(r"\1***", _IN_URL.sub(_hide_in_url, text))
+
+
+_IN_URL = re.compile(r"(://[^\s/?#:]*:)(\S+)")
+_NAMED = re.compile(
+    r"""((?:passw|pwd)\w{0,20}(?:[ \t]*=(?!=)[ \t]*|\\?["'][ \t]*:[ \t]*))"""
+    r"""(?!\*\*\*(?:\W|$))"""  # Hidden already.
+    r"""(?:\\?(?:'(?:[^'\\\n]|\\.)*'?|"(?:[^"\\\n]|\\.)*"?)[^\s&,;)}\]]*"""
+    # A piece without a `=` may be the rest of a password with an & in it.
+    r"""|[^\s&]+(?:&[^\s&=]+(?=[\s&]|$))*)""",
+    re.IGNORECASE,
+)
+
+
+def _hide_in_url(match: re.Match[str]) -> str:
+    """What stands between the user and the last `@` of a URL."""
+    _, at, rest = match[2].rpartition("@")
+    return f"{match[1]}***{at}{rest}" if at else match[0]
 
 
 # ---------------------------------------------------------------------------- classes
@@ -69,10 +94,11 @@ def safe_repr(value: object, limit: int = 80) -> str:
     """A short text for a value, for messages.
 
     Never runs code of the value's class (a `__repr__` may raise, block or tell a secret), and shows
-    entries whose key looks secret as `***`.
+    entries whose key looks secret, and passwords in texts, as `***`.
     """
     try:
-        text = _render(value, limit, 3)
+        # More than is shown: the `@` that ends a password may be in it.
+        text = hide_passwords(_render(value, limit + MOST_PASSWORD, 3))
     except Exception:  # Changed by another thread meanwhile.
         text = f"<{type_name(type(value))} object>"
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -134,6 +160,28 @@ def _render_dict(value: dict[Any, Any], limit: int, depth: int) -> str:
     return "{" + ", ".join(shown + (["…"] if len(value) > 6 else [])) + "}"
 
 
+# ---------------------------------------------------------------------------- stored text
+
+
+def stored_text(value: object) -> str:
+    """A text as it was stored. In SQLite a foreign hand may have left a BLOB in its place, perhaps
+    a pickle: that is named, and never read; what names it is no JSON either.
+    """
+    if isinstance(value, str):
+        return value
+    blob = f"a BLOB of {len(value):,} bytes" if isinstance(value, bytes) else ""
+    kind = blob or type_name(kind_of(value))
+    return f"{_NO_TEXT}{kind})"
+
+
+def is_no_text(text: str) -> bool:
+    """Whether this stands for something else that was found where text belongs."""
+    return text.startswith(_NO_TEXT)
+
+
+_NO_TEXT = "(no text but "
+
+
 # ---------------------------------------------------------------------------- errors and plain text
 
 
@@ -145,6 +193,9 @@ def said(error: BaseException) -> str:
         return type_name(type(error))
 
 
+MOST_PASSWORD = 2_000
+"""Characters beyond the end of what is shown that are looked at for the end of a password."""
+
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -152,19 +203,29 @@ def clean_text(text: str, limit: int) -> str:
     """Make a text that every database, log and terminal takes, of at most `limit` characters.
 
     NUL, other control characters (but not newline and tab) and lone surrogates become visible
-    escapes (`\\x00`, `\\ud800`). A longer text is cut in the middle, and says by how much.
+    escapes (`\\x00`, `\\ud800`), passwords `***`. A longer text is cut in the middle, and says by
+    how much.
     """
+    if len(text) > limit + MOST_PASSWORD:
+        front, back = text[: limit + MOST_PASSWORD], text[-limit - MOST_PASSWORD :]
+        return _cut(hide_passwords(front), hide_passwords(back), len(text), limit)
+    text = hide_passwords(text)
     if len(text) <= limit:
         escaped = _UNSAFE.sub(_escape, text)
         if len(escaped) <= limit:
             return escaped
-    marker = f" […{len(text):,} characters cut…] "  # As long as the real one, or longer.
+    return _cut(text, text, len(text), limit)
+
+
+def _cut(front: str, back: str, length: int, limit: int) -> str:
+    """The beginning and the end of a text that is `length` characters long."""
+    marker = f" […{length:,} characters cut…] "  # As long as the real one, or longer.
     room = max(limit - len(marker), 0)
-    head = _take(text[:room], room - room // 2)
-    tail = _take(text[::-1][:room] if len(text) <= room else text[: -room - 1 : -1], room // 2)
+    head = _take(front[:room], room - room // 2)
+    tail = _take(back[: -room - 1 : -1], room // 2)
     shown = _UNSAFE.sub(_escape, head)
     ending = _UNSAFE.sub(_escape, tail[::-1])
-    cut = f" […{len(text) - len(head) - len(tail):,} characters cut…] "
+    cut = f" […{length - len(head) - len(tail):,} characters cut…] "
     return (shown + cut + ending)[:limit]
 
 

@@ -176,6 +176,7 @@ READS = [
     ("db", "status"),
     ("db", "migrate"),
     ("db", "prune", "--yes"),
+    ("db", "compact"),
     ("doctor",),
 ]
 
@@ -313,3 +314,21 @@ def test_a_terminal_without_utf8_gets_ascii(scene: Scene, shell: Shell) -> None:
         done = in_process(*words, *place, PYTHONIOENCODING="ascii")
         assert done.stdout.isascii()
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dead", "list", "--task"),
+        ("job", "list", "--queue"),
+        ("dead", "discard", "--all", "--yes", "--reason"),
+        ("worker", "shop:app", "--name"),
+        ("worker",),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_at_the_door(
+    shell: Shell, words: tuple[str, ...]
+) -> None:
+    """No database, and no process that is started, would take them."""
+    told = shell(*words, "bad\udcff", code=2).stderr
+    assert r"'bad\udcff' is no text" in told

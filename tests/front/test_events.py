@@ -228,3 +228,13 @@ def test_a_jobs_own_log_carries_the_job_and_what_the_body_adds(
         assert vars(record)["onward_job"] == job.id
         assert (vars(record)["onward_attempt"], vars(record)["onward_task"]) == (1, "shop.note")
     assert vars(first)["order"] == 5
+
+
+def test_a_password_reaches_no_listener_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Happened] = []
+    end = listen(heard.append)
+    with caplog.at_level(logging.INFO, "onward"):
+        emit(Happened(name="a.thing", fields={"error": "no postgresql://bob:hunter2@db/x", "n": 1}))
+    end()
+    assert heard[0].fields == {"error": "no postgresql://bob:***@db/x", "n": 1}
+    assert "hunter2" not in caplog.text + repr(vars(caplog.records[0]))

@@ -56,6 +56,46 @@ def test_a_handle_keeps_what_it_saw_until_it_is_refreshed(
     assert asyncio.run(_arefreshed(app, job)) == "running"
 
 
+REASONS = {
+    "nul": "bo\x00om",
+    "surrogate": "bo\ud800om",
+    "escape": "bo\x1b[31mom",
+    "huge": "bo" + "x" * 50_000_000 + "om",
+    "address": "bo postgresql://bob:hunter2@db/shop om",
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.parametrize("way", ["plain", "async"])
+def test_any_reason_can_be_given(
+    app: Onward, send: SyncTask[..., int], kind: str, way: str
+) -> None:
+    job = send.enqueue()
+    by_hand.bury(app, job.id)
+    if way == "plain":
+        app.discard(job.id, reason=REASONS[kind])
+    else:
+        asyncio.run(_discarded(app, job.id, REASONS[kind]))
+    said = job.refresh().reason
+    assert said is not None
+    assert len(said) <= 1_000
+    assert said.isprintable()
+    assert "hunter2" not in said
+    assert (said[:2], said[-2:]) == (("bo", "om") if kind != "empty" else ("", ""))
+
+
+async def _discarded(app: Onward, id: str, reason: str) -> None:
+    await app.adiscard(id, reason=reason)
+    await app.database.close_loop()
+
+
+def test_a_reason_is_a_text(app: Onward, send: SyncTask[..., int]) -> None:
+    reason: Any = 5
+    with pytest.raises(InvalidOption, match="reason=5"):
+        app.discard(send.enqueue().id, reason=reason)
+
+
 async def _arefreshed(app: Onward, job: Handle[int]) -> str:
     state = (await job.arefresh()).state
     assert (await app.aget(job.id)) == job

@@ -39,7 +39,8 @@ from onward import (
     WaitRefused,
     batch,
 )
-from onward.errors import DriverConflict, IdConflict, SchemaMissing
+from onward.errors import DatabaseUnavailable, DriverConflict, IdConflict, SchemaMissing
+from onward.store import sqlite as sqlite_adapter
 from onward.task import SyncTask
 from tests.front.callers import ALL, POSTGRES, Caller
 from tests.support import by_hand
@@ -108,6 +109,33 @@ def postgres_shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sh
 
 
 # --- commit and rollback --------------------------------------------------------------------------
+
+
+def test_a_plain_enqueue_is_no_part_of_the_callers_transaction(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It commits by itself, so it stays after a rollback. A SQLite file has one writer: there it
+    waits for the caller's own transaction, and the error says what to do.
+    """
+    monkeypatch.setattr(sqlite_adapter, "BUSY_SECONDS", 0.2)
+    shop.app.close()  # Connections keep the patience that they were opened with.
+
+    async def scene(caller: Caller) -> None:
+        await caller.execute("INSERT INTO note VALUES ('mine')")
+        if shop.kind in POSTGRES:
+            await shop.send.aenqueue(1)
+        else:
+            with pytest.raises(DatabaseUnavailable, match="transaction of your own") as caught:
+                await shop.send.aenqueue(1)
+            assert "using(connection=…)" in caught.value.fix
+            assert "space" not in caught.value.fix
+        await caller.finish("rollback")
+        assert await caller.notes() == 0
+        assert shop.queued() == (1 if shop.kind in POSTGRES else 0)
+        if shop.kind not in POSTGRES:
+            await shop.send.aenqueue(1)  # The way is free again.
+
+    shop.play(scene)
 
 
 @pytest.mark.parametrize("first", ["a row of its own", "the job"])
@@ -747,6 +775,27 @@ def test_a_worker_starts_the_job_within_a_second_of_the_commit(shop: Shop) -> No
     start_beside_a_worker(shop, hold=2, soon=1)
 
 
+def test_a_worker_never_starts_a_job_that_is_rolled_back(shop: Shop) -> None:
+    """It polls all the while; when it has run what came afterwards, it has run nothing else."""
+    ran: list[str] = []
+
+    @shop.app.task(name="shop.note")
+    def note(which: str) -> None:
+        ran.append(which)
+
+    async def scene(caller: Caller) -> None:
+        await caller.execute("INSERT INTO note VALUES ('before')")
+        await caller.enqueue(note, "rolled back")
+        await asyncio.sleep(2 * SETTINGS.poll)
+        await caller.finish("rollback")
+        await asyncio.to_thread(lambda: note.enqueue("afterwards").wait(30))
+
+    with shop.app.worker():
+        shop.play(scene)
+    assert ran == ["afterwards"]
+    assert shop.queued() == 1
+
+
 KILLED = """
 import os, signal, sys
 import {library}
@@ -770,6 +819,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_process_that_is_killed_before_its_commit_leaves_no_job(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
+    """Nor does a worker that polls all the while start one."""
     (shop,) = made_shop(request, tmp_path, kind)
 
     async def make_table(caller: Caller) -> None:
@@ -788,15 +838,16 @@ def test_a_process_that_is_killed_before_its_commit_leaves_no_job(
         }[kind],
         begin="connection.execute('BEGIN')" if kind == "apsw" else "",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert shop.queued() == 0
-    shop.send.enqueue(2)
+    with shop.app.worker():
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert shop.queued() == 0
+        assert shop.send.enqueue(2).wait(30) == 2
     assert shop.queued() == 1
     shop.app.close()
 

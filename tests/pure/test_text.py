@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.text import clean_text, is_secret, safe_repr, type_name
+from onward.text import clean_text, hide_passwords, is_secret, safe_repr, type_name
 from tests.pure import payloads
 from tests.pure.payloads import Colour, Text, anything, hostile_class
 
@@ -115,3 +116,46 @@ def test_clean_text_is_bounded_valid_and_leaves_nothing_unsafe(text: str, limit:
     assert all(character.isprintable() or character.isspace() or ord(character) > 159
                for character in cleaned)  # fmt: skip
     assert "\x00" not in cleaned
+
+
+# ---------------------------------------------------------------------------- passwords
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("no postgresql://bob:pw@db/shop!", "no postgresql://bob:***@db/shop!"),
+        ("redis://:pw@h:1/0", "redis://:***@h:1/0"),
+        ("smtp://me@x.com:p@w/#?@h", "smtp://me@x.com:***@h"),
+        ("http://host:80/a and a@b", "http://host:80/a and a@b"),
+        ("x://h/d?user=u&sslpassword=pw&a=1", "x://h/d?user=u&sslpassword=***&a=1"),
+        ("x://h/d?PassWord=p&w&a=1", "x://h/d?PassWord=***&a=1"),
+        ("host=h password = 'p \\' w' port=1", "host=h password = *** port=1"),
+        ("PGPASSWORD=pw psql", "PGPASSWORD=*** psql"),
+        ('{"password":"p w","a":1}', '{"password":***,"a":1}'),
+        ("{'user': {'passwd': 'p w'}, 'a': 1}", "{'user': {'passwd': ***}, 'a': 1}"),
+        ("if password == other", "if password == other"),
+        ("password='never ends", "password=***"),
+    ],
+    ids=range(12),
+)
+def test_passwords_are_hidden(text: str, hidden: str) -> None:
+    assert hide_passwords(text) == hidden
+    assert hide_passwords(hidden) == hidden
+    assert clean_text(text, 200) == hidden
+
+
+@pytest.mark.parametrize("size", [10, 300, 1_950, 5_000])
+def test_a_password_at_a_cut_is_hidden(size: int) -> None:
+    """Wherever a long text is cut: the `@` that ends the password may be far beyond."""
+    url = "postgresql://bob:" + "hunter2" * 100 + "@db/shop "
+    text = "x" * size + " " + url + "y" * size + " " + url + "z" * size
+    for limit in range(40, 600, 40):
+        assert "hunter2" not in clean_text(text, limit) + safe_repr(text, limit)
+
+
+@pytest.mark.parametrize("piece", ["passw", "password=x&", "password='\\", "://x:", "://", "p"])
+def test_no_text_takes_long_to_look_through(piece: str) -> None:
+    began = time.process_time()
+    hide_passwords(piece * 100_000)
+    assert time.process_time() - began < 5

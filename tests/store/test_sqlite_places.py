@@ -199,17 +199,127 @@ def test_a_damaged_file_is_named(
     assert caught.value.why in {"the file is damaged", "the file is not a SQLite database"}
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "cifs"])
+NETWORK = ["nfs4", "cifs", "fuse.sshfs", "fuse.glusterfs", "ceph", "lustre", "beegfs"]
+SHARES = ["9p", "virtiofs", "vboxsf"]
+
+
+def mount(monkeypatch: pytest.MonkeyPatch, place: Path, kind: str) -> None:
+    """Have the system say that a place is a mount of this kind."""
+    mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {place} {kind} rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda self, **_: mounts)
+
+
+@pytest.mark.parametrize("kind", [*NETWORK, *SHARES])
 def test_a_network_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """SQLite's locks do not work there: two machines would have the same job."""
-    mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n"
-    monkeypatch.setattr(Path, "read_text", lambda self, **_: mounts)
+    mount(monkeypatch, tmp_path, kind)
+    words = "network file system" if kind in NETWORK else "shared with a host"
     with closing(open_database(f"sqlite:///{tmp_path}/onward.db")) as database:
-        with pytest.raises(DatabaseError, match=f"network file system .{kind}."):
+        with pytest.raises(DatabaseError, match=rf"{words} \({kind}\)"):
             enqueue(database)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "missing file", "the mount is one file"])
+def test_a_link_to_a_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It is where the file lies that counts, and nothing is made there."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    if what in {"file", "the mount is one file"}:
+        (there / "onward.db").touch()
+    (here / "onward.db").symlink_to(there / "onward.db")
+    (here / "linked").symlink_to(there)
+    path = here / "linked" / "onward.db" if what == "folder" else here / "onward.db"
+    mount(monkeypatch, there / "onward.db" if what == "the mount is one file" else there, "nfs4")
+    before = list(there.iterdir())
+    with closing(open_database(f"sqlite:///{path}")) as database:
+        with pytest.raises(DatabaseError, match="network file system"):
+            enqueue(database)
+    assert list(there.iterdir()) == before
+
+
+def test_a_link_into_a_missing_folder_names_the_folder(tmp_path: Path, driver: str) -> None:
+    (tmp_path / "onward.db").symlink_to(tmp_path / "gone" / "onward.db")
+    url = f"sqlite:///{tmp_path}/onward.db"
+    with closing(open_database(url, sqlite_driver=driver)) as database:
+        with pytest.raises(DatabaseError, match=f"{tmp_path}/gone does not exist"):
+            enqueue(database)
+
+
+def test_a_place_without_shared_memory_is_refused(
+    tmp_path: Path, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite says so by keeping another journal: then several processes cannot share the file."""
+    database = open_database(f"sqlite:///{tmp_path}/onward.db", sqlite_driver=driver)
+    assert isinstance(database, SqliteDatabase)
+    real = database.driver.open
+
+    def without(path: Path, clock: Callable[[], float]) -> Any:
+        connection: Any = real(path, clock)
+        rows = connection.rows
+        connection.rows = lambda text, params=None: (
+            [("delete",)] if "journal_mode" in text else rows(text, params)
+        )
+        return connection
+
+    monkeypatch.setattr(database.driver, "open", without, raising=False)
+    with closing(database):
+        with pytest.raises(DatabaseError, match="refuses the write-ahead log") as caught:
+            enqueue(database)
+    assert "local disk" in caught.value.fix
+
+
+# --- one file by two paths ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["linked file", "linked folder", "dotted path"])
+def test_one_file_by_two_paths_is_one_queue(tmp_path: Path, driver: str, way: str) -> None:
+    """Whoever writes through one is seen through the other, while both are open."""
+    folder = tmp_path / "real"
+    folder.mkdir()
+    first = folder / "onward.db"
+    (tmp_path / "onward.db").symlink_to(first)
+    (tmp_path / "linked").symlink_to(folder)
+    second = {
+        "linked file": tmp_path / "onward.db",
+        "linked folder": tmp_path / "linked" / "onward.db",
+        "dotted path": tmp_path / "linked" / ".." / "real" / "onward.db",
+    }[way]
+    with (
+        closing(open_database(f"sqlite:///{first}", sqlite_driver=driver)) as one,
+        closing(open_database(f"sqlite:///{second}", sqlite_driver=driver)) as other,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        enqueue(one)
+        enqueue(other)
+        for written in [pool.submit(enqueue, each) for each in (one, other) * 10]:
+            written.result(10)
+        assert one.read(store.counts)["queued"] == other.read(store.counts)["queued"] == 22
+    assert sorted(path.name for path in folder.iterdir()) == ["onward.db"]
+
+
+def test_a_file_with_two_names_is_refused(tmp_path: Path, driver: str) -> None:
+    """SQLite would keep a log for each name: by either, the error says so, and with one name left
+    the same app goes on.
+    """
+    path, second = tmp_path / "onward.db", tmp_path / "second.db"
+    database = open_database(f"sqlite:///{path}", sqlite_driver=driver)
+    enqueue(database)
+    database.close()
+    second.hardlink_to(path)
+    with closing(database), closing(open_database(f"sqlite:///{second}")) as other:
+        for each in (database, other):
+            with pytest.raises(DatabaseError, match="has 2 names: it is hard-linked") as caught:
+                enqueue(each)
+            assert "samefile" in caught.value.fix
+        second.unlink()
+        enqueue(database)
+        assert database.read(store.counts)["queued"] == 2
 
 
 # --- permissions ----------------------------------------------------------------------------------

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import onward
 from onward import Discard, Onward, current
+from onward.worker.isolation import frame
+from onward.worker.loading import app_options
 from tests.store.builders import hand
 from tests.support import tasks
-from tests.support.workers import wait_until
-from tests.worker.history import ends, last_error, wait_for, wait_over
+from tests.support.ledger import Ledger
+from tests.support.workers import ROOT, TARGET, wait_until
+from tests.worker.history import ends, last_error, starts, wait_for, wait_over
 
 
 def test_every_attempt_sees_the_original_arguments(app: Onward) -> None:
@@ -98,6 +110,81 @@ def test_damaged_arguments_end_dead_and_hinder_nobody(app: Onward) -> None:
     assert ends(jobs[2]) == ["failed: rejected"]
 
 
+class Bomb:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("name", ["echo", "aecho", "isolated_echo"])
+def test_a_pickle_in_a_row_is_rejected_and_runs_nothing(
+    shop: Onward, ledger: Ledger, tmp_path: Path, name: str
+) -> None:
+    """Whoever can write to the database cannot run code: a payload is JSON text, or nothing. SQLite
+    would also keep a BLOB; one is refused even if it holds good JSON.
+    """
+    bomb = Bomb(tmp_path / "made")
+    payloads: list[str | bytes] = [pickle.dumps(bomb, protocol=0).decode()]
+    if shop.database.dialect == "sqlite":
+        payloads += [pickle.dumps(bomb, protocol=5), b'{"value":1}']
+    task = getattr(tasks, name)
+    jobs = [task.using(max_attempts=3).enqueue("x") for _ in payloads]
+    neighbour = task.enqueue("fine")
+    with hand(shop.database) as dba:
+        for job, payload in zip(jobs, payloads, strict=True):
+            dba.sql(
+                "UPDATE onward.job SET args = :payload WHERE id = :id", payload=payload, id=job.id
+            )
+    with shop.worker():
+        wait_over([*jobs, neighbour])
+    assert neighbour.state == "succeeded"
+    for job, payload in zip(jobs, payloads, strict=True):
+        assert (job.state, ends(job)) == ("dead", ["failed: rejected"])
+        assert ("BLOB" in last_error(job).message) is isinstance(payload, bytes)
+        assert not starts(ledger, job)
+    assert not bomb.path.exists()
+
+
+def test_no_module_reads_anything_but_json() -> None:
+    for module in Path(onward.__file__).parent.rglob("*.py"):
+        assert not re.search(
+            r"(import|from) (pickle|marshal|shelve)|\b(eval|exec)\(", module.read_text()
+        )
+
+
+def test_an_order_that_cannot_be_read_ends_its_process(shop: Onward) -> None:
+    """Its sender waits for an outcome, and learns of the end of the process instead."""
+    environment = {
+        "ONWARD_TARGET": TARGET,
+        "ONWARD_OPTIONS": app_options(shop),
+        "ONWARD_MODULES": "",
+        "ONWARD_PATH": str(ROOT),
+    }
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "onward.worker.isolated",
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        ours.sendall(frame({"type": "Run", "job": {"args": b"{}"}}))
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ValidationError" in told
+
+
 def nested(depth: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(depth):
@@ -138,6 +225,50 @@ def test_a_result_that_cannot_be_stored_ends_dead_with_the_reason(app: Onward, k
     else:
         assert ends(job) == ["failed: rejected"]
         assert last_error(job).message
+
+
+NUMBERS: dict[str, tuple[Any, Any]] = {
+    "nan": (float("nan"), None),
+    "inf": (float("inf"), None),
+    "-inf": (float("-inf"), None),
+    "1e308 * 10": (1e308 * 10, None),
+    "Decimal nan": (Decimal("NaN"), "Decimal('NaN')"),
+    "-0.0": (-0.0, "-0.0"),
+    "1e308": (1e308, "1e+308"),
+    "Decimal": (Decimal("-0.10"), "Decimal('-0.10')"),
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("annotated", [True, False])
+def test_an_odd_number_as_a_result_comes_back_as_it_is_or_is_refused(
+    app: Onward, number: str, annotated: bool
+) -> None:
+    """The same on both databases; never is the job left running, nor the number bent."""
+    value, shown = NUMBERS[number]
+
+    def give() -> Any:
+        return value
+
+    if annotated:
+        give.__annotations__["return"] = type(value)
+    elif isinstance(value, Decimal):
+        shown = None  # Without its annotation it would come back as text.
+    job = app.task(name="give", max_attempts=3)(give).enqueue()
+    with app.worker():
+        wait_over([job])
+    if shown is None:
+        assert (job.state, ends(job)) == ("dead", ["failed: rejected"])
+        assert "result" in str(last_error(job))
+    else:
+        assert (job.state, repr(job.result)) == ("succeeded", shown)
+
+
+@pytest.mark.parametrize("name", ["echo", "aecho", "isolated_echo"])
+def test_a_body_gets_ten_megabytes(shop: Onward, name: str) -> None:
+    text = "ä€" * 2_000_000
+    with shop.worker():
+        assert getattr(tasks, name).enqueue(text).wait(60) == text
 
 
 def test_a_coroutine_as_a_result_is_a_mistake_that_is_named(app: Onward) -> None:
@@ -185,6 +316,26 @@ def test_error_texts_that_fight_back_are_recorded(app: Onward) -> None:
         assert last_error(job).type == "ValueError"
         assert last_error(job).message[-1] == text[-1]
         assert last_error(job).message.isprintable() or "\n" in text
+
+
+def test_an_error_class_and_notes_that_fight_back_are_recorded(app: Onward) -> None:
+    """What stands before and after a NUL or a lone surrogate survives, wherever it is."""
+    odd = type("Odd", (Exception,), {"__module__": "shop"})
+    odd.__qualname__ = "Bo\x00om\ud800Error"
+
+    @app.task(max_attempts=2, backoff=tasks.SOON)
+    async def fail() -> None:
+        error = odd("message\x00tail")
+        error.add_note("note\x00with\udfffend")
+        raise error
+
+    with app.worker():
+        job = fail.enqueue()
+        wait_for(job, "dead")
+    assert ends(job) == ["failed: error"] * 2
+    assert last_error(job).type == r"shop.Bo\x00om\ud800Error"
+    assert last_error(job).message == r"message\x00tail"
+    assert r"note\x00with\udfffend" in last_error(job).traceback
 
 
 @pytest.mark.parametrize("text", NASTY)

@@ -7,13 +7,15 @@ import os
 import random
 import signal
 import time
+from typing import Any
 
 import pytest
 
 from onward import InvalidOption, Onward
-from tests.support import tasks
+from tests.cli.shell import in_process
+from tests.support import history, tasks
 from tests.support.ledger import Ledger
-from tests.support.workers import running, wait_until
+from tests.support.workers import TARGET, running, wait_until
 from tests.worker.history import ends, starts, wait_over
 
 
@@ -194,6 +196,49 @@ def test_by_default_a_worker_serves_the_queues_of_its_tasks(app: Onward) -> None
         wait_over([mail.enqueue(), report.enqueue(), report.using(queue="default").enqueue()])
 
 
+@pytest.mark.parametrize("queues", [[], (), "mail", ["*"], ["a,b"], [""], [5], 5])
+def test_queues_that_name_no_queue_are_refused(app: Onward, queues: Any) -> None:
+    """An empty list is not every queue, a text is not its letters, and no name is a pattern."""
+    with pytest.raises(InvalidOption, match="queue") as caught:
+        app.worker(queues=queues)
+    assert "queue" in caught.value.fix
+    with pytest.raises(InvalidOption, match="queue"):
+        app.run_worker(queues=queues, until_empty=True)
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 1.5, True, "4", 1_000_000])
+def test_a_concurrency_that_cannot_work_is_refused(app: Onward, concurrency: Any) -> None:
+    with pytest.raises(InvalidOption, match="concurrency"):
+        app.worker(concurrency=concurrency)
+    with pytest.raises(InvalidOption, match="concurrency"):
+        app.run_worker(concurrency=concurrency, until_empty=True)
+
+
+def test_a_supervisor_told_of_no_queue_serves_none(shop: Onward) -> None:
+    with running(shop.url, queues=[], ready=False) as worker:
+        assert worker.wait(60)
+        assert "names no queue" in worker.log()
+
+
+def test_a_queue_that_no_task_uses_is_doubted(
+    app: Onward, shop: Onward, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever serves it, an embedded worker or one of a supervisor, warns, and names those that
+    there are; a queue that some task uses is beyond doubt.
+    """
+
+    @app.task(queue="mail")
+    def mail() -> None: ...
+
+    with caplog.at_level(logging.WARNING, "onward"), app.worker(queues=["mail", "emial"]):
+        pass
+    assert caplog.text.count("queue.unknown queue=emial") == caplog.text.count("queue.unknown") == 1
+    assert "known=default,mail" in caplog.text
+    with running(shop.url, queues=[("emial", None), ("default", 2)]) as worker:
+        wait_until(lambda: "queue.unknown queue=emial" in worker.log())
+        assert worker.log().count("queue.unknown") == 1
+
+
 def test_a_task_that_nobody_knows_waits_and_the_log_says_so(
     app: Onward, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,10 +300,35 @@ def test_a_delayed_job_starts_when_it_is_due_and_not_before(app: Onward) -> None
     assert 0 <= lag - job.run_at.timestamp() < 3
 
 
-def test_many_small_jobs_on_several_processes_run_once_each(shop: Onward, ledger: Ledger) -> None:
-    """A full queue and three processes that start together; the soak tests have 10,000 jobs."""
-    jobs = shop.enqueue_many(tasks.aecho.call(i) for i in range(300))
-    with running(shop.url, processes=3, concurrency=4, ready=False):
-        wait_over(jobs)
+@pytest.mark.parametrize(
+    ("count", "processes"),
+    [
+        pytest.param(300, 3, id="scaled"),
+        pytest.param(10_000, 8, id="as written", marks=pytest.mark.soak),
+    ],
+)
+def test_many_small_jobs_on_several_processes_run_once_each(
+    shop: Onward, ledger: Ledger, count: int, processes: int
+) -> None:
+    """A full queue, and processes that all start at the same moment."""
+    jobs = shop.enqueue_many(tasks.aecho.call(i) for i in range(count))
+    with running(shop.url, processes=processes, concurrency=4, ready=False):
+        wait_until(lambda: shop.counts()["succeeded"] == count, 100)
     assert sorted(line["job"] for line in starts(ledger)) == sorted(job.id for job in jobs)
-    assert {job.attempt for job in jobs} == {1}
+    assert {tuple(ends(job)) for job in jobs[:300]} == {("succeeded",)}
+    assert {row.attempt for row in history.read(shop.database, ledger).jobs.values()} == {1}
+
+
+ODD = ["NULL", "None", 'it\'s; "fine"', "🙂", "\\", "%", "Ünïcode", ".", "all"]
+"""Names of queues that are accepted."""
+
+
+def test_odd_queues_are_reachable_from_the_command_line(shop: Onward) -> None:
+    """`onward worker -q NAME` serves exactly the queue of that name."""
+    jobs = [tasks.aecho.using(queue=name).enqueue(name) for name in ODD]
+    other = tasks.aecho.using(queue="null").enqueue("other")
+    words = [word for name in ODD for word in ("-q", name)]
+    done = in_process("worker", TARGET, *words, "--until-empty", ONWARD_URL=shop.url)
+    assert done.returncode == 0, done.stderr
+    assert {job.refresh().state for job in jobs} == {"succeeded"}
+    assert other.refresh().state == "queued"

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from onward.failure import ErrorText
+from onward.text import stored_text
 
 MOST_TEXT = 100_000
 """Characters of a message or a traceback that are shown, if somebody has stored more."""
@@ -17,10 +18,11 @@ def read_failure(text: Any) -> ErrorText | None:
     """A stored error; None where there is none. What is no error of ours is shown as it is."""
     if text is None:
         return None
+    known = stored_text(text)
     try:
-        found = msgspec.json.decode(str(text), type=ErrorText)
+        found = msgspec.json.decode(known, type=ErrorText)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return ErrorText(type="", message=str(text)[:MOST_TEXT], traceback="")
+        return ErrorText(type="", message=known[:MOST_TEXT], traceback="")
     return ErrorText(
         type=found.type[:MOST_TEXT],
         message=found.message[:MOST_TEXT],

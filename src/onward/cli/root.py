@@ -54,6 +54,13 @@ class Family(click.Group):
 class Root(Family):
     """The tree. A command's module is imported when the command is called."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Bytes that are no text are refused here, not by whoever meets them first."""
+        for word in args:
+            if not word.isascii() and word.encode(errors="replace").decode() != word:
+                ctx.fail(f"{word!r} is no text: it has bytes that are no UTF-8.")
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for section in _SECTIONS.values() for name in section]
 

@@ -18,11 +18,12 @@ from onward.errors import (
     WaitTimeout,
 )
 from onward.store.database import Refused
+from onward.text import hide_passwords
 
 
 def tell(error: OnwardError) -> None:
     """Say on stderr what happened."""
-    message(many_lines(without_passwords(f"error {error}")))
+    message(many_lines(hide_passwords(without_passwords(f"error {error}"))))
 
 
 def exit_code(error: OnwardError) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from onward.lifecycle import AttemptState, JobState, WorkerState
-from onward.text import is_secret
+from onward.text import hide_passwords, is_no_text, is_secret, stored_text
 
 SHORT_ID = 18
 """Characters of an id that hold its time: within one process no two ids share them."""
@@ -30,6 +30,17 @@ class Moment(NamedTuple):
     """Seconds since the epoch, on the database's clock."""
 
     at: Any
+
+
+class Past(NamedTuple):
+    """A moment that has been. One ahead of the clock, which was set back since, is shown as now."""
+
+    at: Any
+
+
+def due(state: Any, at: Any) -> Moment | Past:
+    """When a job of this state is due; once it has begun, that has been."""
+    return Moment(at) if state in {JobState.QUEUED, JobState.WAITING} else Past(at)
 
 
 class Span(NamedTuple):
@@ -48,7 +59,7 @@ class Cut(NamedTuple):
     text: Any
 
 
-Value = Id | Moment | Span | State | Cut | str | int | float | bool | None
+Value = Id | Moment | Past | Span | State | Cut | str | int | float | bool | None
 Item = Mapping[str, Any]
 """One row: values by name. The same item makes a table's row and a JSON object."""
 
@@ -65,6 +76,8 @@ def drawn(value: Any, now: float) -> str:
             return one_line(text)[:SHORT_ID]
         case Moment(at=at) if (number := _number(at)) is not None and iso(number) is not None:
             return distance(number - now)
+        case Past(at=at) if (number := _number(at)) is not None and iso(number) is not None:
+            return distance(min(number - now, 0.0))
         case Span(seconds=seconds) if (number := _number(seconds)) is not None:
             return duration(number)
         case Cut(text=text):
@@ -84,7 +97,7 @@ def plain(value: Any) -> str:
             return ""
         case bool():
             return "yes" if value else "no"
-        case Moment(at=at):
+        case Moment(at=at) | Past(at=at):
             return "" if at is None else iso(at) or one_line(at)
         case Span(seconds=seconds):
             number = _number(seconds)
@@ -102,7 +115,7 @@ def plain(value: Any) -> str:
 def as_json(value: Any) -> Any:
     """For scripts: times in ISO 8601, spans as seconds; whatever JSON cannot say becomes text."""
     match value:
-        case Moment(at=at):
+        case Moment(at=at) | Past(at=at):
             return None if at is None else iso(at) or str(at)
         case Span(seconds=seconds):
             number = _number(seconds)
@@ -160,7 +173,7 @@ def flaws(item: Item, optional: frozenset[str] = frozenset()) -> list[str]:
     """
     found: list[str] = []
     for name, value in item.items():
-        inner = value[0] if isinstance(value, (Id, Moment, Span, State, Cut)) else value
+        inner = value[0] if isinstance(value, (Id, Moment, Past, Span, State, Cut)) else value
         if inner is None:
             if name not in optional:
                 found.append(f"{name} is missing")
@@ -173,7 +186,7 @@ def _flaw(value: Any) -> str | None:
     match value:
         case State(name=name) if not isinstance(name, str) or name not in _STATES:
             return "is none that Onward knows"
-        case Moment(at=at) if iso(at) is None:
+        case Moment(at=at) | Past(at=at) if iso(at) is None:
             return "is no time"
         case Span(seconds=seconds) if _number(seconds) is None:
             return "is no duration"
@@ -281,17 +294,20 @@ def payload(text: Any) -> Payload:
     """
     if text is None:
         return Payload(None, None)
+    if is_no_text(known := stored_text(text)):
+        return Payload(None, known)
     try:
-        return Payload(redacted(msgspec.json.decode(text)), None)
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        size = len(text) if isinstance(text, (str, bytes)) else 0
-        return Payload(None, f"{size:,} characters that are no JSON: {one_line(error, 100)}")
+        return Payload(redacted(msgspec.json.decode(known)), None)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return Payload(None, f"{len(known):,} characters that are no JSON: {one_line(error, 100)}")
 
 
 def redacted(value: Any) -> Any:
-    """The value with `***` in place of whatever stands under a secret-looking key."""
+    """The value with `***` in place of passwords, and of whatever stands under a secret-looking
+    key.
+    """
     if isinstance(value, dict):
         return {k: "***" if is_secret(str(k)) else redacted(v) for k, v in entries(value)}
     if isinstance(value, list):
         return [redacted(part) for part in _parts(value)]
-    return value
+    return hide_passwords(value) if isinstance(value, str) else value

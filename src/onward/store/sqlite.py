@@ -27,7 +27,7 @@ from onward.job import NewJob
 from onward.store import store
 from onward.store.database import Again, Duplicate, Refused
 from onward.store.migrate import check_version, missing, newest
-from onward.store.sqlite_driver import BUSY, SAME_KEY, Connection, Driver, kind, meaning
+from onward.store.sqlite_driver import BUSY, SAME_KEY, Connection, Driver, kind, meaning, remedy
 from onward.store.sqlite_place import check_mode, check_place
 from onward.store.sqlite_wakeup import SqliteWakeup
 from onward.store.sqlite_writer import SqliteWriter, Work, carry_out
@@ -125,6 +125,12 @@ class SqliteDatabase:
             return 0
         with self._reading, self._opened(self._open()) as connection:
             return _version(connection)
+
+    def compact(self) -> None:
+        with self._reading, self._opened(self.open_ready()) as connection:
+            connection.rows("PRAGMA temp_store=FILE")  # The copy may be larger than the memory.
+            connection.rows("VACUUM")
+            connection.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def facts(self) -> dict[str, Any]:
         with self._reading, self._opened(self.open_ready()) as connection:
@@ -296,7 +302,7 @@ class SqliteDatabase:
             return DatabaseUnavailable(
                 f"{self.shown_url} cannot be used: {error}",
                 why=meaning(self.driver.code(error)),
-                fix="check the file, its directory's permissions and the space on its disk",
+                fix=remedy(self.driver.code(error)),
             )
         return error
 

@@ -47,7 +47,8 @@ class Driver(Protocol):
 
 
 _MEANING = {
-    5: "another process held the write lock for too long (it is stopped, or a long transaction)",
+    5: "another process held the write lock for too long (it is stopped, or a long transaction),"
+    " or a transaction of your own does that is open here",
     6: "another connection in this process holds a lock",
     8: "the file or its directory is read-only",
     10: "the disk answered with an input/output error",
@@ -90,3 +91,13 @@ def kind(code: int) -> int:
 def meaning(code: int) -> str:
     """What a result code of SQLite means to the user."""
     return _MEANING.get(kind(code), "SQLite reports an error")
+
+
+def remedy(code: int) -> str:
+    """What the user can do about it."""
+    if kind(code) == BUSY:
+        return (
+            "commit before you enqueue, or enqueue in your own transaction:"
+            " task.using(connection=…).enqueue(…)"
+        )
+    return "check the file, its directory's permissions and the space on its disk"

@@ -27,7 +27,6 @@ from msgspec import Struct
 from onward.app import Onward
 from onward.config import Settings
 from onward.errors import OnwardError
-from onward.events import Happened, emit
 from onward.ids import new_id
 from onward.policy import Backoff
 from onward.store.store import Registration
@@ -37,7 +36,7 @@ from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock
 from onward.worker.loading import app_options, load_app
 from onward.worker.steward import Steward
-from onward.worker.worker import Plan, Worker, queues_of
+from onward.worker.worker import Plan, Worker, doubt_queues, queues_of
 
 TICK = 0.25
 
@@ -195,10 +194,11 @@ class _Child:
         self._steward: Steward | None = None
 
     async def run(self) -> str:
-        self._doubt_queues()
+        queues = queues_of(self._app, self._orders.queues)
+        doubt_queues(self._app, queues)
         plan = Plan(
             id=self._id,
-            queues=queues_of(self._app, self._orders.queues),
+            queues=queues,
             concurrency=self._orders.concurrency,
             until_empty=self._orders.until_empty,
         )
@@ -215,14 +215,6 @@ class _Child:
                 await asyncio.to_thread(self._steward.stop)
             with contextlib.suppress(Exception):
                 await self._app.aclose()
-
-    def _doubt_queues(self) -> None:
-        """A queue that no task of the app uses may be meant, or misspelt: say so."""
-        known = {task.options.queue for task in self._app.tasks.values()} | {"default"}
-        for queue, _ in self._orders.queues or ():
-            if queue not in known:
-                fields = {"queue": queue, "known": ",".join(sorted(known))}
-                emit(Happened(name="queue.unknown", level=logging.WARNING, fields=fields))
 
     def _heard(self, loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
         """The supervisor says to stop, or to stop at once; or the link has ended, as it is gone:

@@ -15,14 +15,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from onward.app import Onward
 from onward.config import MOST_CONCURRENCY, check_range
+from onward.errors import InvalidOption
 from onward.ids import new_id
 from onward.store.store import Registration
+from onward.text import safe_repr
 from onward.version import version
 from onward.worker.board import Board, slots_for
 from onward.worker.heart import register
@@ -30,7 +32,7 @@ from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock, remove_lock
 from onward.worker.loading import app_options, modules_of, target_of
 from onward.worker.steward import Steward
-from onward.worker.worker import Plan, Worker, queues_of
+from onward.worker.worker import Plan, Worker, doubt_queues, queues_of
 
 
 class EmbeddedWorker:
@@ -42,6 +44,9 @@ class EmbeddedWorker:
         concurrency: how many jobs at once.
         queues: which queues; by default those of the app's tasks.
         until_empty: end when no due job is left.
+
+    Raises:
+        InvalidOption: a concurrency that cannot work, no queue, or a name that no queue can have.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class EmbeddedWorker:
     ) -> None:
         check_range("concurrency", concurrency, 1, MOST_CONCURRENCY)
         self._app = app
-        self._queues = queues_of(app, [(queue, None) for queue in queues] if queues else None)
+        self._queues = queues_of(app, None if queues is None else _unlimited(queues))
         self._concurrency = concurrency
         self._until_empty = until_empty
         self._worker: Worker | None = None
@@ -132,6 +137,7 @@ class EmbeddedWorker:
     async def arun(self) -> str:
         """The same on the running loop. A worker that was lost starts again as another."""
         self._loop = asyncio.get_running_loop()
+        doubt_queues(self._app, self._queues)
         handled = self._handle_signals()
         try:
             while True:
@@ -201,3 +207,14 @@ class EmbeddedWorker:
             before[number] = signal.getsignal(number)
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return before
+
+
+def _unlimited(queues: Any) -> list[tuple[str, None]]:
+    """Names of queues as a worker takes them: with no limit for each."""
+    if isinstance(queues, str) or not isinstance(queues, Iterable):
+        raise InvalidOption(
+            f"queues={safe_repr(queues)} is no list of names",
+            why="each letter of a text would be taken for a queue",
+            fix=f"queues=[{safe_repr(queues)}]",
+        )
+    return [(queue, None) for queue in cast("Iterable[str]", queues)]

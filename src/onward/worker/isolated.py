@@ -45,7 +45,7 @@ def main() -> None:
         point_at(app, os.environ["ONWARD_OPTIONS"])
     except BaseException as error:
         _refuse(link, error)
-        raise
+        sys.exit(1)  # Not with a traceback: what was said is clean, and holds no password.
     link.sendall(frame(Ready()))
     _Server(link, app).serve()
 

@@ -16,6 +16,7 @@ import msgspec
 
 from onward.app import Onward
 from onward.errors import AppNotFound
+from onward.text import hide_passwords
 
 OURS = str(Path(__file__).parents[1])
 """Where Onward's own code is."""
@@ -85,7 +86,7 @@ def _broken(place: str, error: Exception) -> AppNotFound:
     told = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
     return AppNotFound(
         f"{place} cannot be imported",
-        why="".join(told).strip(),
+        why=hide_passwords("".join(told).strip()),
         fix="mend what it says, or install what is missing where the worker runs",
     )
 

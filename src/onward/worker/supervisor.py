@@ -26,9 +26,12 @@ from onward.config import Settings
 from onward.errors import DatabaseError, DatabaseUnavailable, OnwardError, SchemaMissing
 from onward.events import Happened, emit
 from onward.job import Change
+from onward.names import MOST_NAME
 from onward.store import store
 from onward.store.database import Database, Refused
+from onward.store.migrate import check_version, newest
 from onward.store.url import open_database
+from onward.text import clean_text
 from onward.worker.aftermath import Aftermath, Deaths
 from onward.worker.changes import told
 from onward.worker.child import BAD_APP, Hello, Orders
@@ -82,9 +85,9 @@ def run(
         concurrency=concurrency,
         board_fd=-1,
         link_fd=-1,
-        queues=list(queues) if queues else None,
+        queues=None if queues is None else list(queues),
         grace=grace,
-        name=name,
+        name=None if name is None else clean_text(name, MOST_NAME),
         database=database,
         until_empty=until_empty,
         log_level=log_level,
@@ -220,6 +223,7 @@ class Supervisor:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
+                await self._check_schema(database)
                 await register(database, hello.registration)
             except SchemaMissing:
                 raise
@@ -234,6 +238,14 @@ class Supervisor:
                 child.go(hello)
                 emit(_started(hello, child.pid, database.shown_url))
                 return
+
+    async def _check_schema(self, database: Database) -> None:
+        """A newer version may have migrated it since we looked: a process that starts now would
+        claim nothing.
+        """
+        version = await asyncio.to_thread(database.schema_version)
+        if version > newest(database.dialect):
+            check_version(database.shown_url, database.dialect, version)
 
     def _open(self, hello: Hello) -> Database:
         """The database of the first worker that says hello is the one of all."""
