@@ -12,7 +12,7 @@ USER_STAMP := $(VENV)/.installed-user
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo venv test soak torture mutants bench bench-peers lint format clean
+.PHONY: help demo venv test soak torture mutants coverage bench bench-peers lint format clean
 
 help:
 	@echo "make demo    a guided tour in a minute: jobs, a crash, a recovery"
@@ -20,6 +20,7 @@ help:
 	@echo "make soak    the long tests: half an hour of load and faults"
 	@echo "make torture BUDGET=3600 SEED=7   search for violations of what is promised"
 	@echo "make mutants   small faults in decisions, store and leases: which does no test see?"
+	@echo "make coverage  lines and branches that no test reaches"
 	@echo "make bench   Onward beside the bare loop, on both databases: BENCH='S1 S3' for some"
 	@echo "make bench-peers   the same workloads on other systems, installed for it"
 	@echo "make lint    ruff, pyright and mypy"
@@ -36,7 +37,8 @@ test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 soak: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "soak and not alone" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "soak and alone"
 
 # Every search, on all cores, for BUDGET seconds; SEED repeats an earlier run.
 BUDGET ?= 3600
@@ -48,6 +50,14 @@ mutants: $(DEV_STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,mutation]'
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/mutmut results
+
+# Which lines and branches does no test reach, in worker processes too?
+coverage: $(DEV_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,coverage]'
+	mkdir -p .coverage && rm -f .coverage/*
+	-$(BIN)/coverage run -m pytest $(PYTEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 bench: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks $(BENCH)

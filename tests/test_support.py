@@ -110,3 +110,12 @@ def test_lines_of_many_processes_do_not_mix(tmp_path: Path) -> None:
     assert {(line["pid"], line["n"]) for line in lines} == {
         (writer.pid, n) for writer in writers for n in range(200)
     }
+
+
+def test_a_line_of_the_ledger_that_a_kill_has_cut_is_not_said(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(n=1)
+    with ledger.path.open("a") as file:
+        file.write('\n{"n": 2, "task": "a.b"')
+    ledger.append(n=3)
+    assert [line["n"] for line in ledger.read()] == [1, 3]

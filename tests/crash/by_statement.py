@@ -26,6 +26,7 @@ from onward.store.database import Database
 from onward.store.postgres import PostgresDatabase
 from onward.store.statements import Statement
 from tests.crash import jobs
+from tests.crash.field import live
 from tests.support import tasks
 
 app = jobs.app
@@ -132,7 +133,7 @@ def clean() -> None:
     lose_the_dead(app.database)
     end = time.monotonic() + 20
     with app.worker(concurrency=2):
-        while any(app.counts()[state] for state in ("queued", "running", "cancelling")):
+        while live(app):
             if time.monotonic() > end:
                 raise AssertionError(f"still there: {app.counts()}")
             time.sleep(0.01)
@@ -149,8 +150,9 @@ def enqueue() -> list[str]:
     found: list[str] = []
 
     def run() -> None:
+        link, by_attempt = (task.using(max_attempts=3) for task in (tasks.link, jobs.by_attempt))
         handles = app.enqueue_many(
-            [tasks.link.call(1, 2, 0.0), jobs.by_attempt.call([(0.0, "raise"), (0.0, "return")])]
+            [link.call(1, 2, 0.0), by_attempt.call([(0.0, "raise"), (0.0, "return")])]
         )
         os.write(told, json.dumps([handle.id for handle in handles]).encode())
 

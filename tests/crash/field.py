@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
+import pytest
 
 from onward.app import Onward
 from onward.errors import DatabaseError
+from onward.store import store
 from onward.store.database import Database
 from onward.store.sqlite import SqliteDatabase
 from onward.task import Call
@@ -29,7 +31,43 @@ BUSY = 4.0 if "PYTEST_XDIST_WORKER" in os.environ else 0.5
 others gets more than one that has the machine to itself.
 """
 
+
+class Pace(NamedTuple):
+    """How soon vanished workers are looked for, and what is promised of it.
+
+    Args:
+        settings: lease, beat and sweep.
+        busy: seconds that a busy machine may add; none where the test has the machine to itself.
+    """
+
+    settings: dict[str, Any]
+    busy: float
+
+    @property
+    def lease(self) -> float:
+        return float(self.settings["lease"])
+
+    @property
+    def recovered_in(self) -> float:
+        """Within so many seconds of a worker's death its jobs are runnable again, or dead:
+        L + 2S + 2.
+        """
+        return self.lease + 2 * float(self.settings["sweep"]) + 2.0 + self.busy
+
+
+SCALED = Pace(SHORT, 1.5 * BUSY)
+"""Half as much again for the start of a process, which is within the time that is measured."""
+
+AS_WRITTEN = Pace({"lease": 3.0, "beat": 1.0, "sweep": 1.0}, 0.0)
+
+PACES = [
+    pytest.param(SCALED, id="scaled"),
+    pytest.param(AS_WRITTEN, id="as written", marks=[pytest.mark.soak, pytest.mark.alone]),
+]
+"""For tests of what is promised in seconds: quickly among others, and to the letter alone."""
+
 LIVE = ("queued", "running", "cancelling", "waiting")
+OWNED = ("running", "cancelling")
 
 
 def enqueue(app: Onward, calls: Iterable[Call[Any]]) -> list[str]:
@@ -41,6 +79,12 @@ def live(app: Onward) -> int:
     """How many jobs are neither over nor dead."""
     counts = app.counts()
     return sum(counts[state] for state in LIVE)
+
+
+def listed(app: Onward) -> list[str]:
+    """The ids that `onward job list` shows."""
+    none = dict.fromkeys(("before", "state", "queue", "task"))
+    return [row[0] for row in app.database.read(store.read, "list", limit=1000, **none)]
 
 
 def wait_until_over(app: Onward, seconds: float = 30.0) -> None:
@@ -56,11 +100,20 @@ def wait_for_state(app: Onward, id_: str, state: str, seconds: float = 15.0) -> 
     wait_until(lambda: app.get(id_).state == state, seconds, what=f"{id_} {state}")
 
 
-def wait_until_recovered(app: Onward, id_: str, seconds: float) -> None:
-    """Wait until a job whose attempt was lost is runnable again: that is the time that is promised,
-    and how soon the next attempt then starts is the machine's matter.
+def wait_until_recovered(app: Onward, ids: Iterable[str], since: float, pace: Pace) -> None:
+    """Wait until jobs whose attempts were lost are runnable again, or over: that is the time that
+    is promised, and how soon the next attempts then start is the machine's matter.
+
+    Args:
+        since: when their worker died, on the monotonic clock.
     """
-    wait_until(lambda: app.get(id_).attempt > 1, seconds, what=f"{id_} recovered")
+
+    def left() -> list[str]:
+        now = {id_: app.get(id_) for id_ in ids}
+        return [id_ for id_, job in now.items() if job.attempt == 1 and job.state in OWNED]
+
+    end = since + pace.recovered_in
+    wait_until(lambda: not left(), max(0.0, end - time.monotonic()), what="all recovered in time")
 
 
 def wait_until_begun(app: Onward, ids: Iterable[str], seconds: float = 15.0) -> None:

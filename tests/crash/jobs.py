@@ -28,6 +28,16 @@ async def by_attempt(plan: list[tuple[float, str]]) -> str:
 
 
 @app.task(backoff=SOON)
+def block_by_attempt(seconds: list[float]) -> str:
+    """Blocks a thread in each attempt for as long as is said for it; after the last: as the
+    last.
+    """
+    with noted():
+        time.sleep(seconds[min(current().attempt, len(seconds)) - 1])
+    return f"attempt {current().attempt}"
+
+
+@app.task(backoff=SOON)
 async def die_after_return(status: int) -> str:
     """Returns, and ends its process before anybody can write that down."""
     with noted():

@@ -6,7 +6,15 @@ import pytest
 
 from onward.task import Task
 from tests.crash.conftest import Open
-from tests.crash.field import beats, enqueue, longest_gap, sampled, wait_until_over
+from tests.crash.field import (
+    AS_WRITTEN,
+    Pace,
+    beats,
+    enqueue,
+    longest_gap,
+    sampled,
+    wait_until_over,
+)
 from tests.support import history, tasks
 from tests.support.ledger import Ledger
 from tests.support.workers import running
@@ -52,14 +60,28 @@ def test_a_blocked_process_keeps_its_lease(
     assert lease / 4 < longest_gap(seen) < lease / 2
 
 
+@pytest.mark.parametrize(
+    "pace",
+    [
+        pytest.param(Pace({"lease": 0.9, "beat": 0.2, "sweep": 0.1}, 0.0), id="scaled"),
+        pytest.param(AS_WRITTEN, id="as written", marks=pytest.mark.soak),
+    ],
+)
 def test_a_long_job_is_not_taken_for_a_lost_one(
-    open_app: Open, database_url: str, ledger: Ledger
+    open_app: Open, database_url: str, ledger: Ledger, pace: Pace
 ) -> None:
-    """Nobody judges by age: a job may run for many leases, sweeps and prunings."""
-    app = open_app(lease=0.9, beat=0.2, sweep=0.1, prune_every=0.2)
-    with running(database_url, processes=2, ledger=ledger):
-        ids = enqueue(app, [tasks.nap.call(4.0), tasks.block.call(4.0)])
-        wait_until_over(app, 30)
+    """Nobody judges by age: a job may run for more than ten leases, sweeps, prunings, and times
+    after which a silent process is killed.
+    """
+    app = open_app(**pace.settings, stall_after=pace.lease, prune_every=0.2)
+    with running(database_url, processes=2, ledger=ledger) as worker:
+        pids = worker.pids()
+        long = pace.lease * 10.5
+        ids = enqueue(app, [tasks.nap.call(long), tasks.block.call(long)])
+        wait_until_over(app, long + 30)
+        assert worker.pids() == pids
+        assert {line.state for line in worker.workers()} == {"active"}
     found = history.check(app.database, ledger, ids)
     assert all(history.outcomes(found, id_) == ["succeeded"] for id_ in ids)
     assert len(found.bodies) == 2
+    assert all(body.end and body.end - body.start > pace.lease * 10 for body in found.bodies)

@@ -10,13 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from onward import Handle
 from onward.app import Onward
 from onward.store import store
+from onward.task import Call
 from tests.crash import jobs
 from tests.crash.conftest import Open
 from tests.crash.field import (
+    AS_WRITTEN,
     BUSY,
+    PACES,
+    SCALED,
     SHORT,
+    Pace,
     enqueue,
     freeze,
     kill,
@@ -31,29 +37,59 @@ from tests.support.ledger import Ledger
 from tests.support.workers import RunningWorker, running, wait_until
 
 
+@pytest.mark.parametrize(
+    ("pace", "where", "length", "frozen_for"),
+    [
+        pytest.param(SCALED, "loop", 1.5, 0.0, id="scaled"),
+        pytest.param(AS_WRITTEN, "loop", 2.0, 6.0, id="as written", marks=pytest.mark.soak),
+        pytest.param(
+            AS_WRITTEN, "thread", 2.0, 6.0, id="as written, in a thread", marks=pytest.mark.soak
+        ),
+    ],
+)
 def test_what_a_frozen_worker_says_late_is_refused_and_kept(
-    open_app: Open, database_url: str, ledger: Ledger
+    open_app: Open,
+    database_url: str,
+    ledger: Ledger,
+    pace: Pace,
+    where: str,
+    length: float,
+    frozen_for: float,
 ) -> None:
     """A worker is frozen with its supervisor, another runs its job; thawed, it has a result to
-    tell. The job has one outcome, the first attempt was lost, and the late result is on record.
+    tell. The job has one outcome, the first attempt was lost, and the late result is on record and
+    in the log.
     """
-    app = open_app(**SHORT)
+    app = open_app(**pace.settings)
+    calls: dict[str, Call[str]] = {
+        "loop": jobs.by_attempt.call([(length, "return"), (0.1, "return")]),
+        "thread": jobs.block_by_attempt.call([length, 0.1]),
+    }
     with running(database_url, name="A", ledger=ledger, target=jobs.TARGET) as first:
-        (id_,) = enqueue(app, [jobs.by_attempt.call([(1.5, "return"), (0.1, "return")])])
+        (id_,) = enqueue(app, [calls[where]])
         wait_until(ledger.read)
         frozen = freeze(first, app.database)
+        thaw_at = time.monotonic() + frozen_for
         with running(database_url, name="B", ledger=ledger, target=jobs.TARGET):
             wait_for_state(app, id_, "succeeded", 10)
             before = history.read(app.database, ledger)
+            time.sleep(max(0.0, thaw_at - time.monotonic()))
             thaw(frozen)
             (refusal,) = wait_until(lambda: app.database.read(store.refusals, id_))
+            (line,) = wait_until(lambda: lines_of(first, "job.refused"))
     found = history.check(app.database, ledger, [id_])
     assert history.outcomes(found, id_) == ["lost (lost)", "succeeded"]
     assert history.changed_finals(before, found) == []
     assert (refusal.event, refusal.attempt, refusal.expected) == ("succeed", 1, "running")
     assert (refusal.found, refusal.detail) == ("succeeded", '"attempt 1"')
+    assert f"job={id_} attempt=1 " in line
     assert app.get(id_).result == "attempt 2"
     assert app.counts()["succeeded"] == 1
+
+
+def lines_of(worker: RunningWorker, event: str) -> list[str]:
+    """What the log says of one kind of event."""
+    return [line for line in worker.log().splitlines() if f" {event} " in line]
 
 
 def test_a_frozen_process_is_ended_by_its_supervisor(
@@ -227,32 +263,43 @@ def _holder(
     raise AssertionError(f"{pid} belongs to nobody")
 
 
+@pytest.mark.parametrize("pace", PACES)
 def test_a_frozen_worker_does_not_freeze_callers(
-    open_app: Open, database_url: str, ledger: Ledger
+    open_app: Open, database_url: str, ledger: Ledger, pace: Pace
 ) -> None:
-    """One of three workers stands still with a job. 30 callers wait for results meanwhile, and none
-    of them waits for it; its own job runs again when it is declared lost.
+    """One of three workers stands still with jobs in its hands, some of them claimed ahead. 31
+    callers wait for results: those whose job was elsewhere have it as soon as ever, the others when
+    the worker has been declared lost.
     """
-    app = open_app(**SHORT)
+    app = open_app(**pace.settings)
     with (
         running(database_url, name="A", ledger=ledger) as first,
         running(database_url, name="B", ledger=ledger) as second,
         running(database_url, name="C", ledger=ledger) as third,
+        ThreadPoolExecutor(31) as callers,
     ):
-        (held,) = enqueue(app, [tasks.nap_once.call(60)])
-        wait_until(ledger.read)
-        (holder,) = [w for w in (first, second, third) if ledger.read()[0]["pid"] in w.pids()]
+        warm = enqueue(app, (tasks.aecho.call(number) for number in range(200)))
+        wait_until_over(app)
+        held = tasks.nap_once.enqueue(60)
+        (line,) = wait_until(lambda: [line for line in ledger.read() if line["job"] == held.id])
+        (holder,) = [w for w in (first, second, third) if line["pid"] in w.pids()]
+        waits = [held, *app.enqueue_many(tasks.nap.call(0.2) for _ in range(30))]
+        answers = [callers.submit(_waited_for, job) for job in waits]
+        wait_until(lambda: len(ledger.read()) > len(warm) * 2 + 6, what="some of the 30 begun")
         frozen = freeze(holder, app.database)
-        with ThreadPoolExecutor(30) as callers:
-            waits = list(callers.map(_waited_for, range(30)))
-        wait_for_state(app, held, "succeeded", 10)
+        stood_still = time.monotonic()
+        ends = [answer.result(60) - stood_still for answer in answers]
         thaw(frozen)
-    assert max(waits) < 5.0 + BUSY
-    history.check(app.database, ledger, history.read(app.database, ledger).jobs)
+        wait_until_over(app)
+    found = history.check(app.database, ledger, [*warm, *(job.id for job in waits)])
+    frozen_out = {job.id for job in waits if len(found.attempts_of(job.id)) > 1}
+    assert held.id in frozen_out
+    for job, end in zip(waits, ends, strict=True):
+        late = pace.recovered_in + 3.0 if job.id in frozen_out else 5.0 + pace.busy
+        assert end < late, f"{job.id}: {history.outcomes(found, job.id)}"
 
 
-def _waited_for(number: int) -> float:
-    """How long it takes until a caller has the result of a call."""
-    began = time.monotonic()
-    assert tasks.echo.enqueue(number).wait(timeout=30) == number
-    return time.monotonic() - began
+def _waited_for(job: Handle[str]) -> float:
+    """When a caller has its result, on the monotonic clock."""
+    assert job.wait(timeout=30) == "rested"
+    return time.monotonic()

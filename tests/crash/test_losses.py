@@ -9,13 +9,19 @@ import pytest
 
 from onward.app import Onward
 from onward.task import Task
+from tests.cli.shell import Shell
 from tests.crash import jobs
 from tests.crash.conftest import Open
 from tests.crash.field import (
-    BUSY,
+    AS_WRITTEN,
+    PACES,
+    SCALED,
     SHORT,
+    Pace,
     enqueue,
     kill,
+    listed,
+    sampled,
     wait_for_state,
     wait_until_begun,
     wait_until_over,
@@ -23,59 +29,84 @@ from tests.crash.field import (
 )
 from tests.support import history, tasks
 from tests.support.ledger import Ledger
-from tests.support.workers import running, wait_until
-
-RECOVERED_IN = SHORT["lease"] + 2 * SHORT["sweep"] + 2.0 + BUSY
-"""Within so many seconds of a worker's death its jobs run again, or are dead: L + 2S + 2."""
+from tests.support.workers import running, wait_until, workers
 
 # --- who it was -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pace", PACES)
 def test_a_restart_under_the_same_name_does_not_keep_the_dead_ones_jobs_alive(
-    open_app: Open, database_url: str, ledger: Ledger
+    open_app: Open, database_url: str, ledger: Ledger, pace: Pace
 ) -> None:
     """Each process start has an identity of its own: a namesake's beat means nothing for the job
     that died with its predecessor.
     """
-    app = open_app(**SHORT)
+    app = open_app(**pace.settings)
     with running(database_url, name="pod-0", ledger=ledger) as first:
         (id_,) = enqueue(app, [tasks.nap_once.call(60)])
         wait_until(ledger.read)
         first.kill()
-        with running(database_url, name="pod-0", ledger=ledger):
-            wait_until_recovered(app, id_, RECOVERED_IN)
+        died = time.monotonic()
+        with running(database_url, name="pod-0", ledger=ledger, ready=False):
+            wait_until_recovered(app, [id_], died, pace)
             wait_for_state(app, id_, "succeeded")
+        starts = workers(app.database)
     found = history.check(app.database, ledger, [id_])
     assert history.outcomes(found, id_) == ["lost (lost)", "succeeded"]
+    assert [line.name for line in starts] == ["pod-0", "pod-0"]
+    assert len({line.id for line in starts}) == 2
 
 
+@pytest.mark.parametrize(
+    ("pace", "leases"),
+    [
+        pytest.param(SCALED, 2, id="scaled"),
+        pytest.param(AS_WRITTEN, 10, id="as written", marks=[pytest.mark.soak, pytest.mark.alone]),
+    ],
+)
 @pytest.mark.parametrize("max_attempts", [1, 3])
 def test_the_last_attempt_is_lost_while_nobody_watches(
-    open_app: Open, database_url: str, ledger: Ledger, max_attempts: int
+    open_app: Open,
+    database_url: str,
+    ledger: Ledger,
+    max_attempts: int,
+    pace: Pace,
+    leases: int,
 ) -> None:
-    """The only worker dies with the job. Whoever starts next, though it serves another queue, finds
-    it: dead if one attempt was all there was, else due again.
+    """The only worker dies with the job, and its lease is long over when another one starts. Though
+    that serves another queue, it finds the job: dead if one attempt was all there was, else due
+    again. At no moment is it in no list.
     """
-    app = open_app(**SHORT)
+    app = open_app(**pace.settings)
     with running(database_url, ledger=ledger) as worker:
         (id_,) = enqueue(app, [tasks.nap.using(max_attempts=max_attempts).call(60)])
         wait_until(ledger.read)
         worker.kill()
-    time.sleep(0.5)
-    assert app.get(id_).state == "running"
-    with running(database_url, queues=[("elsewhere", None)], ledger=ledger):
-        wait_for_state(app, id_, "dead" if max_attempts == 1 else "queued", RECOVERED_IN)
+    state = "dead" if max_attempts == 1 else "queued"
+    with sampled(lambda: listed(app)) as seen:
+        time.sleep(leases * pace.lease)
+        assert app.get(id_).state == "running"
+        began = time.monotonic()
+        with running(database_url, queues=[("elsewhere", None)], ledger=ledger, ready=False):
+            wait_until_recovered(app, [id_], began, pace)
+    assert seen
+    assert [ids for _, ids in seen] == [[id_]] * len(seen)
+    shell = Shell(database_url)
+    assert [item["id"] for item in shell.json("job", "list", "--state", state)["items"]] == [id_]
+    dead = [item["id"] for item in shell.json("dead", "list")["items"]]
+    assert dead == ([id_] if state == "dead" else [])
     found = history.check(app.database, ledger, [id_])
     assert history.outcomes(found, id_) == ["lost (lost)"]
     assert len(found.bodies) == 1
 
 
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("whom", ["process", "machine"])
 def test_a_job_that_is_asked_to_stop_when_its_worker_dies_is_cancelled(
-    open_app: Open, database_url: str, ledger: Ledger, whom: str
+    open_app: Open, database_url: str, ledger: Ledger, whom: str, pace: Pace
 ) -> None:
     """Neither tried again nor dead: somebody asked for its end, and it has ended."""
-    app = open_app(**SHORT, cancel_poll=60.0)
+    app = open_app(**pace.settings, cancel_poll=60.0)
     with running(database_url, ledger=ledger) as worker:
         (id_,) = enqueue(app, [tasks.nap.call(60)])
         wait_until(ledger.read)
@@ -84,9 +115,11 @@ def test_a_job_that_is_asked_to_stop_when_its_worker_dies_is_cancelled(
             kill(worker.pids()[0])
         else:
             worker.kill()
-        with running(database_url, ledger=ledger):
-            wait_for_state(app, id_, "cancelled", RECOVERED_IN)
+        died = time.monotonic()
+        with running(database_url, ledger=ledger, ready=False):
+            wait_until_recovered(app, [id_], died, pace)
     found = history.check(app.database, ledger, [id_])
+    assert found.jobs[id_].state == "cancelled"
     assert history.outcomes(found, id_) == ["lost (lost)"]
     assert len(found.bodies) == 1
 
@@ -124,36 +157,39 @@ def test_a_recovered_job_keeps_its_place(
     assert history.outcomes(found, id_) == ["lost (lost)", "succeeded"]
 
 
+@pytest.mark.parametrize("pace", PACES)
 def test_time_limits_play_no_part_in_recovery(
-    open_app: Open, database_url: str, ledger: Ledger
+    open_app: Open, database_url: str, ledger: Ledger, pace: Pace
 ) -> None:
     """A job that may run for hours is taken back as soon as any other."""
-    app = open_app(**SHORT)
+    app = open_app(**pace.settings)
     with running(database_url, ledger=ledger) as worker:
         (id_,) = enqueue(app, [tasks.nap_once.using(timeout=4 * 3600).call(60)])
         wait_until(ledger.read)
         worker.kill()
-        with running(database_url, ledger=ledger):
-            wait_until_recovered(app, id_, RECOVERED_IN)
+        died = time.monotonic()
+        with running(database_url, ledger=ledger, ready=False):
+            wait_until_recovered(app, [id_], died, pace)
             wait_for_state(app, id_, "succeeded")
     found = history.check(app.database, ledger, [id_])
     assert history.outcomes(found, id_) == ["lost (lost)", "succeeded"]
 
 
+@pytest.mark.parametrize("pace", PACES)
 def test_a_platform_that_does_not_wait_for_the_grace_loses_nothing(
-    open_app: Open, database_url: str, ledger: Ledger
+    open_app: Open, database_url: str, ledger: Ledger, pace: Pace
 ) -> None:
     """SIGTERM with a long grace, and SIGKILL two seconds later: another worker runs all five."""
-    app = open_app(**SHORT)
+    app = open_app(**pace.settings)
     with running(database_url, concurrency=5, grace=25.0, ledger=ledger) as worker:
         ids = enqueue(app, (tasks.nap_once.call(60) for _ in range(5)))
         wait_until(lambda: len(ledger.read()) == 5)
         worker.terminate()
         time.sleep(2)
         worker.kill()
-        with running(database_url, ledger=ledger):
-            for id_ in ids:
-                wait_until_recovered(app, id_, RECOVERED_IN)
+        died = time.monotonic()
+        with running(database_url, ledger=ledger, ready=False):
+            wait_until_recovered(app, ids, died, pace)
             wait_until_over(app)
     found = history.check(app.database, ledger, ids)
     assert history.states(found) == {"succeeded": 5}

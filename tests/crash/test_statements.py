@@ -31,7 +31,8 @@ def test_a_worker_may_die_at_any_statement(
     app: Onward, database_url: str, ledger: Ledger, step: int, offset: int
 ) -> None:
     """Claim, run and finish, a retry and a follow-up among them, with a death at each statement:
-    all jobs succeed, none is there twice, and the record of attempts explains every run.
+    all jobs succeed, none is there twice, none runs more than once more than it would have without
+    a death, and the record of attempts explains every run.
     """
     run = subprocess.run(
         [sys.executable, "-m", "tests.crash.by_statement", str(step), str(offset)],
@@ -47,7 +48,9 @@ def test_a_worker_may_die_at_any_statement(
     found = history.check(app.database, ledger, ids, born_inside=True)
     follow_ups = len(ids) // 2
     assert history.states(found) == {"succeeded": len(ids) + follow_ups}
-    assert all(1 <= len(found.bodies_of(id_)) <= 4 for id_ in ids)
+    runs = {id_: len(found.bodies_of(id_)) for id_ in found.jobs}
+    failing = set(ids[1::2])
+    assert all(1 <= times <= (3 if id_ in failing else 2) for id_, times in runs.items())
     assert len({death["at"] for death in deaths}) >= KINDS[app.database.dialect] // step, "too tame"
     leases = history.rows(
         app.database, "SELECT id FROM onward.worker WHERE state IN ('active', 'draining')"

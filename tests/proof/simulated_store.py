@@ -376,6 +376,7 @@ class Witness:
         self._swept: dict[tuple[str, int], float] = {}
         self._over: dict[str, tuple[str, int]] = {}
         self._not_before: dict[str, float] = {}
+        self._moved_by: dict[str, float] = {}
         self._renewed: dict[str, float] = {}
         self._ended: dict[str, str] = {}
         self._cancels: dict[str, str] = {}
@@ -546,6 +547,14 @@ class Witness:
             self._not_before.pop(job, None)
             self.last_event[job] = "requeue"
 
+    def _saw_due_again(self, took: Committed, lane: tuple[str, int], step: float, *_: Any) -> None:
+        """The clock has gone back, and due times with it."""
+        self._met["due again"] += len(took.answer)
+        for job in took.answer:
+            self._moved_by[job] = self._moved_by.get(job, 0.0) + step
+            if job in self._not_before:
+                self._not_before[job] -= step
+
     def _saw_refuse(self, took: Committed, refusals: Sequence[Refusal]) -> None:
         self._met["zombie finished late"] += len(refusals)
 
@@ -631,6 +640,7 @@ class Witness:
         for job, delay, start in database.rows(
             "SELECT id, run_at - created_at, started_at - run_at FROM onward.jobs WHERE attempt = 1"
         ):
+            delay += self._moved_by.get(job, 0.0)
             if delay < self.delays.get(job, 0.0) - 1e-4 or (start or 0.0) < -1e-4:
                 yield f"R1: {job} was put off by {self.delays.get(job)} s, not {delay} and {start}"
 

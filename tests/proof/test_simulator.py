@@ -24,6 +24,7 @@ MUST_MEET = (
     "cancel raced a finish",
     "claim answer lost",
     "clock stepped",
+    "due again",
     "commit unknown",
     "crash",
     "crash before begin",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.worker import supervisor
+from tests.support.skew import shift_time
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])
@@ -79,6 +80,7 @@ def _supervise(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    shift_time()
     with open(log, "ab") as sink, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(sink.fileno(), 1)

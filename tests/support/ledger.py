@@ -1,7 +1,9 @@
 """A record of what happened that no part of Onward writes: tests of crashes compare the two.
 
 Many processes append to one file. Each line is one `write` to a descriptor opened with O_APPEND, so
-lines never mix, and what was written stays when the writer is killed the next moment.
+lines never mix, and what was written stays when the writer is killed the next moment. Killed in the
+very moment, it may leave the first part of its line, up to the end of a page of the file: that has
+not been said. So each line brings the end of the one before along.
 """
 
 import json
@@ -29,10 +31,10 @@ class Ledger:
 
     def append(self, **fields: Any) -> None:
         """Write one line, with this process's id and the monotonic time (one clock per machine)."""
-        line = json.dumps(fields | {"pid": os.getpid(), "at": time.monotonic()}) + "\n"
+        line = json.dumps(fields | {"pid": os.getpid(), "at": time.monotonic()})
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            os.write(fd, line.encode())
+            os.write(fd, f"\n{line}\n".encode())
         finally:
             os.close(fd)
 
@@ -42,4 +44,4 @@ class Ledger:
             lines = self.path.read_text().splitlines()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines if line.endswith("}")]

@@ -75,6 +75,13 @@ async def aecho(value: Any = None) -> Any:
 
 
 @app.task(backoff=SOON)
+def spread(count: int) -> None:
+    """Enqueues so many jobs one by one, from a thread."""
+    for _ in range(count):
+        aecho.enqueue()
+
+
+@app.task(backoff=SOON)
 async def nap(seconds: float) -> str:
     """Waits on the loop."""
     with noted():

@@ -24,13 +24,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from onward.app import Onward
 from onward.config import Settings
@@ -62,8 +63,8 @@ QUICK: dict[str, Any] = {
 }
 """Settings for tests, in seconds: as the defaults, but nobody has to wait for long."""
 
-RECOVERED_IN = 3.0 + 2 * 1.0 + 2
-"""Within so many seconds of a worker's death its jobs are runnable again or dead: L + 2S + 2."""
+AS_SHIPPED: dict[str, Any] = asdict(Settings())
+"""The defaults."""
 
 CHILD = "onward.worker."
 """In the command line of every process that a worker starts."""
@@ -325,6 +326,20 @@ def alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     found = _look_at(pid)
     return found is not None and not found.state.startswith("Z")
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """How long these processes have computed so far; 0 where the system does not show that."""
+    return sum(map(_computed, pids))
+
+
+def _computed(pid: int) -> float:
+    try:
+        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return 0.0
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _parent(pid: int) -> int | None:

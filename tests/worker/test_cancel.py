@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -24,8 +25,10 @@ from onward import (
 from onward.lifecycle import Event, JobState
 from tests.support import tasks
 from tests.support.ledger import Ledger
-from tests.support.workers import alive, running, wait_until
+from tests.support.workers import AS_SHIPPED, QUICK, alive, running, wait_until
 from tests.worker.history import ends, finishes, refusals, starts, wait_for, wait_over
+
+ALONE = [pytest.mark.soak, pytest.mark.alone, pytest.mark.timeout(180)]
 
 
 def test_a_queued_job_that_is_cancelled_never_runs(app: Onward) -> None:
@@ -252,36 +255,52 @@ def test_what_is_over_cannot_be_cancelled(app: Onward) -> None:
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(150, id="scaled"),
+        pytest.param(80, id="scaled"),
         pytest.param(1_000, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
     ],
 )
-def test_cancel_races_with_the_end(app: Onward, count: int) -> None:
-    """Jobs of 50 ms, each cancelled at a random moment from 0 to 100 ms, half of them raise: each
-    is either succeeded or cancelled, one event each, and none that was cancelled is tried again.
+@pytest.mark.parametrize("where", ["loop", "thread"])
+def test_cancel_races_with_the_end(app: Onward, ledger: Ledger, count: int, where: str) -> None:
+    """Jobs of 50 ms, each cancelled at a random moment from 0 to 100 ms after its start, or after
+    its enqueue, half of them raise: each is either succeeded or cancelled, one event each, and none
+    whose cancel was accepted is tried again.
     """
     chance = random.Random(45)
-    began: dict[str, int] = {}
+    begun: set[str] = set()
 
-    @app.task(max_attempts=5, backoff=tasks.SOON)
-    async def nap(fail: bool) -> None:
-        began[current().id] = began.get(current().id, 0) + 1
-        end = time.monotonic() + 0.05
-        while (left := end - time.monotonic()) > 0:
-            current().check()
-            await asyncio.sleep(min(left, 0.01))
+    def end(fail: bool) -> None:
         if fail:
             raise RuntimeError
 
-    answers: dict[str, JobState | None] = {}
+    @app.task(name="nap", max_attempts=5, backoff=tasks.SOON)
+    async def on_loop(fail: bool) -> None:
+        begun.add(current().id)
+        for _ in range(5):
+            current().check()
+            await asyncio.sleep(0.01)
+        end(fail)
+
+    def in_thread(fail: bool) -> None:
+        begun.add(current().id)
+        for _ in range(5):
+            current().check()
+            time.sleep(0.01)
+        end(fail)
+
+    if where == "thread":
+        app.tasks.clear()
+        app.task(name="nap", max_attempts=5, backoff=tasks.SOON)(in_thread)
+    nap = app.tasks["nap"]
+    answers: dict[str, tuple[JobState, int]] = {}
 
     async def one(number: int) -> Handle[None]:
-        job = await nap.aenqueue(number % 2 == 1)
+        job: Handle[None] = await nap.aenqueue(number % 2 == 1)
+        while number % 4 < 2 and job.id not in begun:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
         await asyncio.sleep(chance.uniform(0, 0.1))
-        try:
-            answers[job.id] = await job.acancel()
-        except IllegalTransition:
-            answers[job.id] = None
+        with suppress(IllegalTransition):
+            answer = await job.acancel()
+            answers[job.id] = answer, (await job.arefresh()).attempt
         return job
 
     async def all_of_them() -> list[Handle[None]]:
@@ -297,31 +316,48 @@ def test_cancel_races_with_the_end(app: Onward, count: int) -> None:
         wait_over(jobs, 60)
     for job in jobs:
         assert job.state in {"succeeded", "cancelled"}
-        accepted = answers[job.id] is not None
-        assert accepted or job.state == "succeeded"
+        answer, attempt = answers.get(job.id, (None, None))
+        assert answer is not None or job.state == "succeeded"
         past = job.attempts()
+        assert attempt is None or len(past) == attempt, "tried again after an accepted cancel"
         assert [a.event for a in past[:-1]] == [Event.RETRY] * (len(past) - 1)
         assert past[-1].event in {Event.SUCCEED, Event.CANCEL}
-        if answers[job.id] == JobState.CANCELLED:  # It was queued: its last attempt never began.
+        if answer == JobState.CANCELLED:  # It was queued: its last attempt never began.
             assert past[-1].started_at is None
-            assert began.get(job.id, 0) == len(past) - 1
+            assert len(starts(ledger, job)) == len(past) - 1
     counts = app.counts()
     assert counts["succeeded"] + counts["cancelled"] == sum(counts.values()) == count
+    assert {answer for answer, _ in answers.values()} == {JobState.CANCELLING, JobState.CANCELLED}
     assert refusals(app) == []
 
 
-def test_cancel_while_the_worker_drains(shop: Onward) -> None:
-    """After SIGTERM it still looks: the job is cancelled soon, and the worker exits with status 0.
-    Scaled from a 60 s job and a grace of 120 s.
+@pytest.mark.parametrize(
+    ("settings", "grace", "after", "cancelled_in", "gone_in"),
+    [
+        pytest.param(QUICK, 60.0, 0.0, 5.0, 5.0, id="scaled"),
+        pytest.param(AS_SHIPPED, 120.0, 1.0, 3.0, 2.0, id="as written", marks=ALONE),
+    ],
+)
+def test_cancel_while_the_worker_drains(
+    shop: Onward,
+    settings: dict[str, Any],
+    grace: float,
+    after: float,
+    cancelled_in: float,
+    gone_in: float,
+) -> None:
+    """After SIGTERM it still looks: a job of 60 s is cancelled soon, and the worker exits with
+    status 0.
     """
-    with running(shop.url, grace=60) as worker:
+    with running(shop.url, grace=grace, settings=settings) as worker:
         job = tasks.watch.enqueue(60)
         wait_for(job, "running")
         worker.terminate()
         wait_until(lambda: {line.state for line in worker.workers()} == {"draining"})
+        time.sleep(after)
         job.cancel()
-        wait_for(job, "cancelled", seconds=5)
-        assert worker.wait(5) == 0
+        wait_for(job, "cancelled", seconds=cancelled_in)
+        assert worker.wait(gone_in) == 0
     assert ends(job) == ["cancelled"]
 
 
@@ -343,6 +379,32 @@ def test_a_process_of_its_own_is_killed_and_the_worker_can_stop(
         worker.terminate()
         assert worker.wait(4) == 0
         assert not any(alive(pid) for pid in left)
+    assert ends(job) == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "grace"),
+    [
+        pytest.param(QUICK, 20.0, id="scaled"),
+        pytest.param(AS_SHIPPED, 30.0, id="as written", marks=ALONE),
+    ],
+)
+def test_a_process_of_its_own_is_killed_while_the_worker_drains(
+    shop: Onward, ledger: Ledger, settings: dict[str, Any], grace: float
+) -> None:
+    """SIGTERM comes while the job is being cancelled: its process is killed at the end of the
+    escalation, not of the grace, and the worker goes with it.
+    """
+    with running(shop.url, concurrency=1, grace=grace, settings=settings) as worker:
+        job = tasks.isolated_spin.enqueue(60)
+        line = wait_until(lambda: starts(ledger, job), 20)[0]
+        assert job.cancel() == "cancelling"
+        asked = time.monotonic()
+        worker.terminate()
+        wait_for(job, "cancelled", seconds=10)
+        assert time.monotonic() - asked < 10
+        assert not alive(line["pid"])
+        assert worker.wait(10) == 0
     assert ends(job) == ["cancelled"]
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from onward import Onward
 from tests.support import tasks
 from tests.support.ledger import Ledger
-from tests.support.workers import ROOT, alive, running, wait_until
+from tests.support.workers import ROOT, alive, cpu_seconds, running, wait_until
 from tests.worker.history import ends, last_error, starts, wait_for, wait_over
 
 
@@ -72,23 +73,32 @@ def test_an_exit_with_status_0_is_no_orderly_end(shop: Onward) -> None:
     assert "exit code 0" in last_error(job).message
 
 
-@pytest.mark.parametrize(
-    ("task", "reason"),
-    [("isolated_segfault", "signal SIGSEGV"), ("isolated_exit", "exit code 7")],
-)
-def test_a_crash_in_a_process_of_its_own_is_a_failure(shop: Onward, task: str, reason: str) -> None:
+def test_a_crash_in_a_process_of_its_own_is_a_failure(shop: Onward) -> None:
     """It takes nobody along: the worker lives, the attempt failed and says how."""
-    call = tasks.isolated_segfault if task == "isolated_segfault" else tasks.isolated_exit
     with running(shop.url, concurrency=4) as worker:
         pids = worker.pids()
         neighbour = tasks.nap.enqueue(1.0)
-        options = call.using(max_attempts=2)
-        job = shop.enqueue_many([options.call(*([] if task == "isolated_segfault" else [7]))])[0]
+        job = tasks.isolated_exit.using(max_attempts=2).enqueue(7)
         wait_for(job, "dead", seconds=30)
         assert worker.pids() == pids
         assert neighbour.wait(10) == "rested"
     assert ends(job) == ["failed: crashed"] * 2
-    assert reason in last_error(job).message
+    assert "exit code 7" in last_error(job).message
+
+
+def test_a_crash_in_a_process_of_its_own_spares_all_neighbours(shop: Onward) -> None:
+    """A segmentation fault among twenty jobs that share the slots of four processes: in a process
+    of its own it costs none of them an attempt, and no process is replaced.
+    """
+    with running(shop.url, processes=4, concurrency=10) as worker:
+        pids = worker.pids()
+        good = shop.enqueue_many(tasks.nap.call(1.0) for _ in range(20))
+        bad = tasks.isolated_segfault.using(max_attempts=1, priority=1).enqueue()
+        wait_over([*good, bad])
+        assert worker.pids() == pids
+    assert {tuple(ends(job)) for job in good} == {("succeeded",)}
+    assert (bad.state, ends(bad)) == ("dead", ["failed: crashed"])
+    assert "signal SIGSEGV" in last_error(bad).message
 
 
 def test_an_isolated_process_that_died_while_idle_harms_nobody(
@@ -203,11 +213,14 @@ def test_an_app_may_be_a_file(shop: Onward, tmp_path: Path) -> None:
     file = tmp_path / "jobs.py"
     file.write_text(
         "from onward import Onward\n"
+        "from tests.support.tasks import noted\n"
         "app = Onward()\n"
         "@app.task(name='here')\n"
-        "def here() -> str: return __name__\n"
+        "def here() -> str:\n"
+        "    with noted(): return __name__\n"
         "@app.task(name='apart', isolation='process')\n"
-        "def apart() -> str: return __name__\n"
+        "def apart() -> str:\n"
+        "    with noted(): return __name__\n"
     )
     stubs = [shop.task(name=name)(_stub) for name in ("here", "apart")]
     try:
@@ -235,6 +248,27 @@ def test_processes_that_die_at_once_are_not_started_in_a_tight_loop(shop: Onward
         assert len(worker.workers()) <= 6
         worker.terminate()
         assert worker.wait(20) == 0
+
+
+def test_a_job_that_cannot_run_leaves_the_worker_at_rest(shop: Onward, ledger: Ledger) -> None:
+    """Twenty arguments for a function of one: dead at once, and nobody goes on trying. What the
+    worker, its supervisor and their polling then need is a small part of a core.
+    """
+    with closing(Onward(shop.url)) as older, running(shop.url) as worker:
+
+        @older.task(name=tasks.echo.name, max_attempts=3)
+        def echo(*values: int) -> None: ...
+
+        job = echo.enqueue(*range(20))
+        wait_for(job, "dead")
+        pids = [worker.supervisor_pid, *worker.pids(), *worker.isolated_pids()]
+        before, began = cpu_seconds(pids), time.monotonic()
+        time.sleep(1.5)
+        share = (cpu_seconds(pids) - before) / (time.monotonic() - began)
+        assert share < 0.2  # It is 0.06 where nothing else runs; a tight loop takes all it can get.
+        assert len(ends(job)) <= 3
+        assert last_error(job).type == "onward.errors.PayloadUnreadable"
+    assert starts(ledger) == []
 
 
 def test_the_workers_table_tells_who_runs(shop: Onward) -> None:
