@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -132,21 +133,24 @@ class _Part:
     @property
     def several(self) -> bool:
         """Whether it takes more than one statement."""
-        return self.repeats or (len(self.jobs) > 1 and len(_chunks(self.jobs)) > 1)
+        return self.repeats or (len(self.jobs) > 1 and len(self._chunks) > 1)
+
+    @cached_property
+    def _chunks(self) -> list[Sequence[NewJob]]:
+        return _chunks(self.jobs)
 
     def write(self) -> Op[dict[str, Record]]:
         """Write all; returns those that were there already."""
         if self.repeats:
             return (yield from self.write_again())
-        chunks = _chunks(self.jobs)
-        for chunk in chunks:
-            yield from store.enqueue(chunk, alone=len(chunks) == 1)
+        for chunk in self._chunks:
+            yield from store.enqueue(chunk, alone=len(self._chunks) == 1)
         return {}
 
     def write_again(self) -> Op[dict[str, Record]]:
         """The same where some may be there: the caller's ids, or a write whose answer was lost."""
         there: dict[str, Record] = {}
-        for chunk in _chunks(self.jobs):
+        for chunk in self._chunks:
             born = yield from store.enqueue_again(chunk, self._is_same)
             known = {job.id for job in chunk} - born
             if known & self._used:  # A job of ours that is there, or has ended since.

@@ -217,8 +217,7 @@ class Signature:
             record = plan.decoder.decode(raw)
         except Exception as error:
             raise self._misfit(plan, bound, raw, error) from cause_of(error)
-        received = zip(plan.names, msgspec.structs.astuple(record), strict=True)
-        flaw = compare_arguments(bound, dict(received))
+        flaw = compare_arguments(bound, plan.names, msgspec.structs.astuple(record))
         if flaw is not None:
             raise self._refused(plan, bound, flaw)
         return raw.decode()

@@ -54,12 +54,24 @@ class Flaw(Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------- comparing
 
 
-def compare_arguments(bound: dict[str, Any], received: dict[str, Any]) -> Flaw | None:
-    """The first argument that would arrive as something else, if any."""
-    for name, value in bound.items():
-        flaw = compare_safely(value, received[name])
-        if flaw is not None:
-            return flaw.under(name)
+def compare_arguments(
+    bound: dict[str, Any], names: tuple[str, ...], received: tuple[Any, ...]
+) -> Flaw | None:
+    """The first argument that would arrive as something else, if any.
+
+    Args:
+        bound: those that are sent, in the order of `names`; some may be left out.
+        names: of all parameters.
+        received: what would arrive, one for each name.
+    """
+    for name, other in zip(names, received, strict=True):
+        if name in bound:
+            value = bound[name]
+            if type(value) in _SCALARS and type(value) is type(other) and value == other:
+                continue
+            flaw = compare_safely(value, other)
+            if flaw is not None:
+                return flaw.under(name)
     return None
 
 

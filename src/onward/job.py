@@ -24,7 +24,7 @@ from onward.lifecycle import (
 )
 
 
-class NewJob(Struct, frozen=True, kw_only=True, array_like=True):
+class NewJob(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A job on its way into the store, as an array whose order `enqueue` in SQL goes by.
 
     `run_at` is in seconds since the epoch, `delay` and `timeout` are in seconds. With neither
