@@ -319,8 +319,9 @@ def _overdue_queues(overdue: Sequence[OverdueLine]) -> Iterable[Alarm]:
             subject=queue,
             what=f"{queue}: {sum(line.due for line in jobs)} due for "
             f"{max(line.oldest for line in jobs):.0f} s, {sum(free.values())} slots free ({names})",
-            fix="read the worker's log (claim.waits, stage.stumbled); if that says nothing, "
-            "restart it: its jobs are taken back",
+            fix="read the worker's log: claim.refused names a job that the database lets nobody "
+            "claim; claim.waits and stage.stumbled, what is in the way; if it says nothing, "
+            "restart the worker: its jobs are taken back",
         )
 
 

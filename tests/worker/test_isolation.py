@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from onward import Onward
 from onward.job import Job
 from onward.lifecycle import JobState
-from onward.policy import Crashed, Outcome
+from onward.policy import Crashed, Outcome, Released
 from onward.running import CancelToken
 from onward.worker import isolation
 from onward.worker.isolation import Isolated, Isolation
@@ -216,6 +217,37 @@ def test_an_app_that_cannot_be_loaded_is_told_as_the_attempts_end(shop: Onward) 
         wait_over([job])
     assert ends(job) == ["failed: crashed"] * 2
     assert "could not convert string to float" in last_error(job).message
+
+
+def test_a_system_without_room_charges_nobody(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process can be started for want of memory: the attempt is given back."""
+
+    def spawn(_: Stuck, fd: int) -> subprocess.Popen[bytes]:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(Stuck, "_spawn", spawn)
+
+    async def scene() -> Outcome:
+        return await outcome_of(stuck.run(a_job(), CancelToken(), begun_too_early))
+
+    outcome = asyncio.run(scene())
+    assert isinstance(outcome, Released)
+    assert "no process could be started" in outcome.why
+    assert outcome.delay == isolation.SHORTAGE
+
+
+def test_a_stop_begins_nothing_that_waits_for_its_process(shop: Onward, ledger: Ledger) -> None:
+    """Its process gets ready within the grace; the attempt is given back all the same."""
+    slowly = {"ONWARD_TEST_LOADS": "2"}
+    with running(shop.url, ledger=ledger, target=SLOW, environment=slowly, grace=20) as worker:
+        job = tasks.isolated_echo.using(max_attempts=1).enqueue("x")
+        wait_for(job, "running")
+        worker.terminate()
+        assert worker.wait(15) == 0
+    assert ends(job) == ["released: shutdown"]
+    assert starts(ledger, job) == []
 
 
 def test_few_processes_start_at_once(stuck: Stuck) -> None:

@@ -53,8 +53,8 @@ def test_a_worker_whose_row_refuses_costs_no_other_its_lease(
     heart = Heart(app.database, 10.0, 3.0)
     boards = {worker: Board(4) for worker in workers}
     heart.boards.update(boards)
-    assert on_loop(app, heart.beat_once(boards))
-    assert on_loop(app, heart.beat_once(boards))
+    assert on_loop(app, heart.beat_once())
+    assert on_loop(app, heart.beat_once())
     beaten = {worker: board.last_beat > 0 for worker, board in boards.items()}
     assert beaten == {worker: worker != bad for worker in workers}
     assert not any(board.lost for board in boards.values())

@@ -33,7 +33,7 @@ def test_few_are_told_and_tried_again_at_a_time() -> None:
         assert not set(again) & set(left.of(LANE))
         assert left.again(LANE, now + 1, 100) == ()
         assert all(left.note(LANE, id_, now) for id_ in again)
-        left.tried(LANE, 0)
+        left.tried(LANE, again, 0)
         ids = ids[AT_ONCE:] + again
         assert list(left.of(LANE)) == ids
 
@@ -52,8 +52,16 @@ def test_when_one_is_mended_all_may_be() -> None:
     left = Refusing()
     for number in range(50):
         left.note(LANE, str(number), 0.0)
-    left.again(LANE, AGAIN_AFTER, 100)
-    left.tried(LANE, 1)
+    left.tried(LANE, left.again(LANE, AGAIN_AFTER, 100), 1)
+    assert LANE not in left
+
+
+def test_when_none_refuses_again_all_may_be_mended() -> None:
+    """Another worker was quicker, and has claimed those that were to be tried."""
+    left = Refusing()
+    for number in range(50):
+        left.note(LANE, str(number), 0.0)
+    left.tried(LANE, left.again(LANE, AGAIN_AFTER, 100), 0)
     assert LANE not in left
 
 
@@ -61,8 +69,7 @@ def test_a_lane_whose_last_one_is_gone_is_as_ever() -> None:
     """It was cancelled, say: it was neither claimed nor did it refuse."""
     left = Refusing()
     left.note(LANE, "a", 0.0)
-    left.again(LANE, AGAIN_AFTER, 100)
-    left.tried(LANE, 0)
+    left.tried(LANE, left.again(LANE, AGAIN_AFTER, 100), 0)
     assert LANE not in left
 
 

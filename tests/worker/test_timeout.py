@@ -76,20 +76,14 @@ def test_a_body_in_a_thread_fails_on_time_and_is_abandoned(app: Onward) -> None:
 
 @pytest.mark.parametrize("first", ["the cancel", "the limit"])
 def test_a_job_that_was_asked_to_stop_is_cancelling_until_its_thread_ends(
-    app: Onward, first: str, monkeypatch: pytest.MonkeyPatch
+    app: Onward, first: str
 ) -> None:
     """Its time limit passes meanwhile: the slot stays taken, and `cancelled` comes after the last
     thing that the body does.
     """
     go_on = threading.Event()
     last_act: list[str] = []
-    abandoned = threading.Event()
-
-    def given_back(*_: object) -> None:
-        abandoned.set()
-
-    monkeypatch.setattr(executor.Executor, "_give_slot_back", given_back)
-    app.settings = Settings(**QUICK | {"timeout_grace": 1.0, "abandon_after": 0.1})
+    app.settings = Settings(**QUICK | {"timeout_grace": 1.0, "abandon_after": 60.0})
 
     @app.task(timeout=0.3)
     def block() -> None:
@@ -104,16 +98,31 @@ def test_a_job_that_was_asked_to_stop_is_cancelling_until_its_thread_ends(
         job = block.enqueue()
         wait_for(job, "running")
         if first == "the limit":
-            assert not abandoned.wait(0.6)
+            time.sleep(0.6)
         job.cancel()
         second = other.enqueue()
-        assert not abandoned.wait(2.0)
+        time.sleep(2.0)
         assert (job.refresh().state, second.refresh().state) == ("cancelling", "queued")
         go_on.set()
         wait_for(job, "cancelled")
         wait_for(second, "succeeded")
     assert last_act == ["cancelling"]
     assert ends(job) == ["failed: timeout"]
+
+
+def test_a_worker_full_of_bodies_that_were_asked_to_stop_is_replaced(
+    shop: Onward, ledger: Ledger
+) -> None:
+    """They hold all its slots and never end: so the process ends, and its successor works."""
+    with running(shop.url, ledger=ledger, concurrency=2, grace=0.2) as worker:
+        jobs = [tasks.block.using(timeout=0.3, max_attempts=1).enqueue(60) for _ in range(2)]
+        wait_until(lambda: len(starts(ledger)) == 2)
+        (first,) = worker.pids()
+        for job in jobs:
+            job.cancel()
+        assert tasks.echo.enqueue("next").wait(30) == "next"
+        assert not alive(first)
+    assert {job.refresh().state for job in jobs} == {"cancelled"}
 
 
 def test_a_body_in_a_thread_that_looks_is_not_abandoned(app: Onward) -> None:

@@ -76,10 +76,11 @@ class PostgresDatabase:
     local = False
 
     def __init__(self, url: str, *, schema: str = "onward", listen_url: str | None = None) -> None:
-        if not schema.isidentifier() or len(schema) > 60:
+        # PostgreSQL's names are of 63 bytes, and the channel of the wake-ups is `onward_` and this.
+        if not schema.isidentifier() or len(schema.encode()) > 56:
             raise InvalidOption(
                 f"schema {schema!r} cannot be used",
-                why="a schema's name here is letters, digits and underscores, at most 60",
+                why="a schema's name here is letters, digits and underscores, at most 56 bytes",
                 fix='Onward("postgresql://…", schema="onward")',
             )
         self.url = url
@@ -139,6 +140,14 @@ class PostgresDatabase:
         with translated(self), self._connect(self.url) as connection:
             connection.execute(self._sql("DROP SCHEMA IF EXISTS {} CASCADE"))
 
+    def compact(self) -> None:
+        with translated(self), self._connect(self.url) as connection:
+            connection.execute(
+                self._sql(
+                    "VACUUM (ANALYZE) {0}.job, {0}.finished, {0}.attempt, {0}.refusal, {0}.worker"
+                )
+            )
+
     def facts(self) -> dict[str, Any]:
         with translated(self), self._connect(self.url) as connection:
             names = (
@@ -178,8 +187,7 @@ class PostgresDatabase:
     async def close_loop(self) -> None:
         side = self._sides.pop(asyncio.get_running_loop(), None)
         if side is not None:
-            for _, connection in side.idle:
-                await connection.close()
+            await side.close()
 
     # --- one try, sync ----------------------------------------------------------------------------
 
@@ -367,7 +375,7 @@ class PostgresDatabase:
         except DatabaseUnavailable:
             self.run(store.enqueue_again, jobs)
             wake = Wake.WANTED
-        if self._is_wanted(wake):
+        if self._has_to_tell(wake):
             self.notify(jobs)
 
     def _first_try(self, jobs: Sequence[NewJob]) -> Wake:
@@ -381,7 +389,7 @@ class PostgresDatabase:
         except DatabaseUnavailable:
             await self.arun(store.enqueue_again, jobs)
             wake = Wake.WANTED
-        if self._is_wanted(wake):
+        if self._has_to_tell(wake):
             await self.anotify(jobs)
 
     async def _afirst_try(self, jobs: Sequence[NewJob]) -> Wake:
@@ -393,8 +401,8 @@ class PostgresDatabase:
                     side, connection, lambda: store.enqueue_ours(jobs, wake=self._may_notify)
                 )
 
-    def _is_wanted(self, wake: Wake) -> bool:
-        """Whether somebody waits who has not been told, and who may be told again so soon."""
+    def _has_to_tell(self, wake: Wake) -> bool:
+        """Note that a worker is told, now or with the commit; returns whether it has yet to be."""
         if wake is Wake.NOBODY or (wake is Wake.WANTED and not self._may_notify):
             return False
         self._notified = time.monotonic()

@@ -97,7 +97,7 @@ def remedy(code: int) -> str:
     """What the user can do about it."""
     if kind(code) == BUSY:
         return (
-            "commit before you enqueue, or enqueue in your own transaction:"
-            " task.using(connection=…).enqueue(…)"
+            "if the lock is your own transaction's, commit before you enqueue, or enqueue in it:"
+            " task.using(connection=…).enqueue(…); else end the process that holds it (fuser FILE)"
         )
     return "check the file, its directory's permissions and the space on its disk"

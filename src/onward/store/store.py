@@ -125,8 +125,8 @@ class Wake(IntEnum):
 
 
 def enqueue(jobs: Sequence[NewJob], *, alone: bool = True) -> Op[Wake]:
-    """Write new jobs, each of them for the first time. Returns whether some worker is idle and
-    wants to be woken. `alone`: its transaction consists of nothing else.
+    """Write new jobs, each of them for the first time. Returns whether somebody is to be woken.
+    `alone`: its transaction consists of nothing else.
     """
     rows = yield Statement("enqueue", {"jobs": dumps(jobs)}, alone)
     return Wake.WANTED if rows and rows[0][0] else Wake.NOBODY
@@ -284,8 +284,8 @@ _PLACE = itemgetter(14, 0)
 
 
 def lanes(queues: Iterable[str], tasks: Container[str] | None = None) -> Op[list[Lane]]:
-    """Which lanes of these queues have queued jobs, the highest priority first. With `tasks` those
-    whose jobs are all of other tasks are told apart, where the database can.
+    """Which lanes of these queues have queued jobs, the highest priority first. With `tasks`, where
+    the database can tell: one of what is of these tasks, and one of what is of others.
     """
     rows = yield Statement("lanes", {"queues": dumps(list(queues))})
     found: dict[tuple[str, int, bool], Lane] = {}

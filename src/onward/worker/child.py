@@ -100,8 +100,7 @@ def main() -> None:
         sys.exit(0)
     board = Board(orders.slots, orders.board_fd)
     threading.Thread(target=_tick, args=(board,), name="onward-tick", daemon=True).start()
-    _run(_to_the_end(_Child(app, orders, hello, board, link)))
-    del lock  # Never reached: the lock is held until the process ends.
+    _run(_to_the_end(_Child(app, orders, hello, board, link, lock)))
 
 
 def _load(orders: Orders) -> Onward:
@@ -183,7 +182,13 @@ class _Child:
     """The worker of this process, its signals and its link to the supervisor."""
 
     def __init__(
-        self, app: Onward, orders: Orders, hello: Hello, board: Board, link: socket.socket
+        self,
+        app: Onward,
+        orders: Orders,
+        hello: Hello,
+        board: Board,
+        link: socket.socket,
+        lock: int | None,
     ) -> None:
         self._app = app
         self._orders = orders
@@ -191,6 +196,7 @@ class _Child:
         self._isolation = Isolation(orders.target, hello.options)
         self._board = board
         self._link = link
+        self._lock = lock  # Held until the process ends.
         self._steward: Steward | None = None
 
     async def run(self) -> str:

@@ -223,7 +223,7 @@ class Claimer:
         again: list[Claimed] = []
         if ids := self._refusing.again(lane, time.monotonic(), asked):
             again = await self._claim_these(lane, ids)
-            self._refusing.tried(lane, len(again))
+            self._refusing.tried(lane, ids, len(again))
         left = self._refusing.of(lane)
         try:
             return again + self._taken(

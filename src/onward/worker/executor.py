@@ -28,7 +28,7 @@ from onward.task import Task
 from onward.worker.board import FOREVER, Board
 from onward.worker.body import plain_error, run_async_body, run_body
 from onward.worker.held import Held, Why
-from onward.worker.isolation import Isolation
+from onward.worker.isolation import SHORTAGE, Isolation
 from onward.worker.threads import Threads
 
 SLICE = 256
@@ -47,12 +47,9 @@ SAMPLE = 0.1
 LATE = 0.5
 """A time limit is noticed so many seconds late only if something kept this process from running."""
 
-SHORTAGE = 1.0
-"""Seconds before an attempt that could not begin is tried again: what lacks may be there then."""
-
 LAST_BREATH = 2.0
-"""A body that could not be stopped ends with its process: its job is not due again before that, in
-seconds.
+"""Seconds until a job that had to be given back is due again: by then its process is gone, and with
+it a body that nothing else could stop.
 """
 
 HOLD = 10.0
@@ -97,6 +94,7 @@ class Executor:
         self._sampled = time.monotonic()
         self.held: dict[str, Held] = {}
         self.abandoned: dict[tuple[str, int], Held] = {}
+        self.stuck: set[tuple[str, int]] = set()
         self._given_back: set[tuple[str, int]] = set()
         self._unwritten: dict[tuple[str, int], int] = {}
         self.by_queue: Counter[str] = Counter()
@@ -122,6 +120,16 @@ class Executor:
     @property
     def idle(self) -> bool:
         return not self.held and not self._backlog
+
+    @property
+    def full(self) -> bool:
+        """Whether bodies that never end leave too little room, or none."""
+        return len(self.abandoned) > self.concurrency or len(self.stuck) >= self.concurrency
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether nothing is held but bodies that never end."""
+        return bool(self.stuck) and len(self.stuck) == len(self.held) and not self._backlog
 
     def ids(self) -> set[str]:
         """The jobs that are held here, begun or not."""
@@ -282,6 +290,7 @@ class Executor:
                 self._board.relax(held.place)
             self._unwritten[held.key] = held.place
             held.place = None
+        self.stuck.discard(held.key)
         self.held.pop(held.job.id, None)
 
     def written(self, changes: Sequence[Change]) -> None:
@@ -335,11 +344,14 @@ class Executor:
 
     def _abandon(self, held: Held) -> None:
         """The body goes on: its attempt has failed all the same, and the body is on its own. Not so
-        if its job was asked to stop: that is `cancelling` until the body has ended.
+        if its job was asked to stop: that is `cancelling` until the body has ended, and a worker
+        whose slots are full of such bodies ends.
         """
         if held.cancelled_at is not None:
             if held.place is not None:
                 self._board.relax(held.place)
+            wait = self._settings.abandon_after
+            held.timer = self._loop.call_later(wait, self.stuck.add, held.key)
             return
         self._let_go(held)
         self.abandoned[held.key] = held
@@ -387,7 +399,7 @@ class Executor:
         exception gets another, but not before it had the time to clean up.
         """
         waited = now - (held.cancelled_at or now)
-        if held.kill is not None and waited >= self._settings.cancel_kill_after:
+        if held.kill is not None and (held.waits or waited >= self._settings.cancel_kill_after):
             held.kill()
         elif waited >= self._settings.cancel_raise_after and now >= held.spared_until:
             held.spared_until = now + self._settings.cancel_kill_after
@@ -401,10 +413,14 @@ class Executor:
                 self._count_down(entry[1].queue)
                 self._settle(entry[1], Released("cancelled"))
 
-    def begin_no_more(self, why: str) -> None:
+    def begin_no_more(self, why: Why) -> None:
         """From now on only what has begun goes on; everything else is given back."""
-        self._closing = why
-        self.release_backlog(why)
+        self._closing = why.value
+        self.release_backlog(why.value)
+        for held in list(self.held.values()):
+            if held.waits and held.kill is not None:
+                held.stopping = held.stopping or why
+                held.kill()
 
     def release_backlog(self, why: str, older_than: float = 0.0) -> None:
         """Give back what has not begun, free of charge."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from onward.errors import DatabaseError
 from onward.events import Happened, emit
@@ -50,7 +50,7 @@ class Heart:
         try:
             while True:
                 began = time.monotonic()
-                ok = await self.beat_once(self.boards)
+                ok = await self.beat_once()
                 pause = self._beat if ok else self._beat / 5
                 await asyncio.sleep(max(0.05, pause - (time.monotonic() - began)))
         finally:
@@ -58,16 +58,16 @@ class Heart:
                 renewal.cancel()
             await asyncio.gather(*self._under_way, return_exceptions=True)
 
-    async def beat_once(self, boards: Mapping[str, Board]) -> bool:
+    async def beat_once(self) -> bool:
         """Renew all leases; returns whether the database answered in time.
 
         A renewal that takes longer than a quarter of a lease is waited for no more, because its
         connection may be dead: the next goes over another, while the lease lasts. If its answer
         comes after all, it counts.
         """
-        if not boards:
+        if not self.boards:
             return True
-        renewal = asyncio.ensure_future(self._renew_all(boards))
+        renewal = asyncio.ensure_future(self._renew_all())
         self._under_way.add(renewal)
         renewal.add_done_callback(self._under_way.discard)
         done, _ = await asyncio.wait({renewal}, timeout=self._lease / 4)
@@ -75,21 +75,21 @@ class Heart:
             self._complaint.make(_missed(TimeoutError()))
         return bool(done) and renewal.result()
 
-    async def _renew_all(self, boards: Mapping[str, Board]) -> bool:
+    async def _renew_all(self) -> bool:
         began = time.monotonic()
         try:
-            known = await self._renew(list(boards))
+            known = await self._renew(list(self.boards))
         except (DatabaseError, TimeoutError) as error:
             self._complaint.make(_missed(error))
             return False
         self._complaint.over()
         for worker, lives in known.items():
-            board = boards.get(worker)
+            board = self.boards.get(worker)
             if board is None:
                 continue  # It has ended meanwhile.
             if lives:
                 board.beat(max(began, board.last_beat))
-            elif worker in self.boards and not board.lost:
+            elif not board.lost:
                 board.declare_lost()
                 emit(Happened(name="worker.lost", level=logging.ERROR, worker=worker))
         return True

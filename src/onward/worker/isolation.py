@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from onward.job import Job
-from onward.policy import Crashed, Outcome
+from onward.policy import Crashed, Outcome, Released
 from onward.running import CancelToken
 from onward.worker.body import plain_error
 
@@ -40,6 +41,11 @@ MOST_RECOVERED = 16
 of slots must not become as many interpreters. The others wait, with their slots, and have not
 begun.
 """
+
+SHORTAGE = 1.0
+"""Seconds before an attempt that could not begin is tried again: what lacks may be there then."""
+
+SHORT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 IDLE_SECONDS = 30.0
 """How long a process waits for its next attempt before it ends."""
@@ -207,7 +213,10 @@ class Isolation:
         try:
             found = await self._free_child() or await self._start()
         except Exception as error:
-            return _crashed(f"no process could be started: {error}")
+            text = f"no process could be started: {error}"
+            # Too little memory, or too many processes, is no fault of the job's.
+            is_short = isinstance(error, OSError) and error.errno in SHORT
+            return Released(text, delay=SHORTAGE) if is_short else _crashed(text)
         if not isinstance(found, _Child):
             return found
         try:
@@ -220,7 +229,10 @@ class Isolation:
         except asyncio.CancelledError:
             await found.end()
             raise
-        self._keep(found)
+        if attempt.killed:
+            await found.end()
+        else:
+            self._keep(found)
         return outcome
 
     async def _outcome(self, child: _Child, token: CancelToken) -> Outcome:
@@ -244,7 +256,8 @@ class Isolation:
         """It can run another attempt."""
         child.idle_since = time.monotonic()
         self._free.append(child)
-        asyncio.get_running_loop().call_later(IDLE_SECONDS, self._trim)
+        # uvloop's timers may come a millisecond too early.
+        asyncio.get_running_loop().call_later(IDLE_SECONDS + 0.01, self._trim)
 
     def _trim(self) -> None:
         """End what nobody has needed for a while; the one used last is the first to be used."""
@@ -261,8 +274,12 @@ class Isolation:
         return None
 
     async def _start(self) -> _Child | Outcome:
-        """A new process that is ready, or what it says in its stead: it cannot load the app."""
+        """A new process that is ready, or what it says in its stead: it cannot load the app. Or one
+        that has become free while others started.
+        """
         async with self._starting:
+            if free := await self._free_child():
+                return free
             child = await self._spawned()
             try:
                 async with asyncio.timeout(START_SECONDS):

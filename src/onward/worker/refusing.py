@@ -15,10 +15,10 @@ AGAIN_AFTER = 60.0
 """Seconds until jobs that refused are tried again."""
 
 AT_ONCE = 10
-"""So many of a lane are told, and tried again, in that time."""
+"""How many of a lane are told, and tried again, in that time."""
 
 MOST = 10_000
-"""So many of a lane are remembered. With more of them the lane has to wait until it is mended."""
+"""How many of a lane are remembered. With more of them the lane waits until it is mended."""
 
 LaneName = tuple[str, int]
 
@@ -63,10 +63,12 @@ class Refusing:
             del left.ids[id]
         return ids
 
-    def tried(self, lane: LaneName, claimed: int) -> None:
-        """They were tried again, and so many were claimed: then perhaps all of them are mended."""
+    def tried(self, lane: LaneName, ids: Sequence[str], claimed: int) -> None:
+        """These were tried again. If some were claimed, or none refused (others were quicker), then
+        perhaps all of them are mended.
+        """
         left = self._lanes.get(lane)
-        if left is not None and (claimed or not left.ids):
+        if left is not None and (claimed or not any(id in left.ids for id in ids)):
             del self._lanes[lane]
 
 

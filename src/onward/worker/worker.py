@@ -267,7 +267,7 @@ class Worker:
                 return "stopped"
             if await self._lost():
                 return "lost"
-            if len(self.executor.abandoned) > self._plan.concurrency:
+            if self.executor.full:
                 return "full"
             if self._plan.until_empty and await self._nothing_left():
                 return "empty"
@@ -276,9 +276,7 @@ class Worker:
         if not self.executor.idle or self.finisher.backlog or self.claimer.empty_looks < 2:
             return False
         try:
-            lanes = await self._database.aread(
-                store.lanes, list(self._plan.queues), self._tasks
-            )
+            lanes = await self._database.aread(store.lanes, list(self._plan.queues), self._tasks)
         except DatabaseError:
             return False
         if any(lane.known and lane.due_in <= 0 for lane in lanes) and self.claimer.empty_looks <= 5:
@@ -290,7 +288,7 @@ class Worker:
         we have stopped.
         """
         self.claimer.stop()
-        self.executor.begin_no_more("shutdown")
+        self.executor.begin_no_more(Why.SHUTDOWN)
         await self._quietly(store.drain, self._plan.id)
         await self._drain(self._settings.grace if self._grace is None else self._grace)
         if not self.executor.idle:
@@ -305,7 +303,7 @@ class Worker:
 
     async def _drain(self, grace: float) -> None:
         end = time.monotonic() + grace
-        while time.monotonic() < end and not self._now.is_set():
+        while time.monotonic() < end and not self._now.is_set() and not self.executor.hopeless:
             if await self.executor.empty(min(0.1, max(0.0, end - time.monotonic()))):
                 if not self.claimer.in_flight:
                     return
@@ -317,7 +315,7 @@ class Worker:
         """
         emit(Happened(name="worker.lost", level=logging.ERROR, worker=self._plan.id))
         self.claimer.stop()
-        self.executor.begin_no_more("lost")
+        self.executor.begin_no_more(Why.LOST)
         await self.executor.empty(LAST_WORDS)
         self.executor.interrupt_all(Why.LOST)
         await self.executor.empty(LAST_WORDS)
