@@ -44,8 +44,8 @@ class Settings(Struct, frozen=True, kw_only=True):
         abandon_after: when a body that cannot be stopped gives its slot back.
         keep_succeeded: how long succeeded jobs are kept; None: for ever.
         keep_cancelled: how long cancelled jobs are kept; None: for ever.
-        prune_every: how often old jobs are looked for; sooner where they are not kept for twice as
-            long.
+        prune_every: how often old jobs are looked for; at least twice within the time for which
+            they are kept.
         prune_step: how many jobs go in the first step; it doubles while steps are quick.
 
     Raises:

@@ -1,7 +1,9 @@
-"""`onward db`: init, migrate, status, prune, sql."""
+"""`onward db`: init, migrate, status, prune, compact, sql."""
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -12,12 +14,14 @@ from onward.cli.root import root
 from onward.lifecycle import JobState
 from onward.policy import Returned
 from onward.store import store
+from onward.store.database import Database
 from onward.store.migrate import newest
 from onward.store.statements import twins
 from onward.store.url import open_database
 from tests.cli.shell import Shell, on_terminal
-from tests.store.builders import hand
+from tests.store.builders import TASK, apply, claim, enqueue, get, hand, new_job, register, succeed
 from tests.support.scene import Scene
+from tests.support.workers import wait_until
 
 # --- schema ---------------------------------------------------------------------------------------
 
@@ -149,6 +153,55 @@ def test_durations(scene: Scene, shell: Shell, text: str, seconds: float) -> Non
 @pytest.mark.parametrize("text", ["", "x", "-1", "1x", "1h30m", "nan", "inf"])
 def test_what_is_no_duration(scene: Scene, shell: Shell, text: str) -> None:
     assert "is no duration" in shell("db", "prune", "--keep", text, "--dry-run", code=2).stderr
+
+
+# --- compact --------------------------------------------------------------------------------------
+
+
+def test_compact_gives_space_back(scene: Scene, shell: Shell) -> None:
+    """On SQLite to the disk, as much as was pruned; on PostgreSQL to new rows. What it needs and
+    whom it holds up is said first.
+    """
+    jobs = [new_job(args=json.dumps("x" * 1_000)) for _ in range(2_000)]
+    scene.database.run(store.enqueue, jobs)
+    worker = register(scene.database, tasks=[TASK], concurrency=2_000)
+    kept = enqueue(scene.database, delay=3600.0)
+    apply(scene.database, *(succeed(job) for job in claim(scene.database, worker, 2_000)))
+    scene.database.run(store.prune, JobState.SUCCEEDED, -60.0, 2_000)
+    told = shell("db", "compact")
+    before, after = (float(size) for size in re.findall(r"([\d.]+) MB", told.stdout))
+    assert before > 2.0
+    if scene.database.dialect == "sqlite":
+        assert after < before / 2
+        assert "wait until that is done" in told.stderr
+    else:
+        assert "workers go on" in told.stderr
+        wait_until(lambda: vacuumed(scene.database) == TABLES)
+    document = shell.json("db", "compact")
+    assert document["schema"] == "onward.db.compact/1"
+    assert 0 < document["after"] < before * 1e6
+    assert get(scene.database, kept[0]).state is JobState.QUEUED
+
+
+TABLES = {"job", "finished", "attempt", "refusal", "worker"}
+
+
+def vacuumed(database: Database) -> set[str]:
+    with hand(database) as dba:
+        return {
+            row[0]
+            for row in dba.sql("SELECT relname FROM pg_stat_user_tables WHERE vacuum_count > 0")
+        }
+
+
+def test_compact_empties_the_log_too(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with closing(open_database(url)) as database:
+        database.run(store.enqueue, [new_job() for _ in range(1_000)])
+        (log,) = tmp_path.glob("*-wal")
+        assert log.stat().st_size > 100_000
+        Shell(url)("db", "compact")
+        assert log.stat().st_size == 0
 
 
 # --- sql ------------------------------------------------------------------------------------------

@@ -1,19 +1,11 @@
-"""The app on a host whose clock is off by ONWARD_TEST_SKEW seconds."""
+"""The app on a machine whose clock is off; see `tests.support.skew`."""
 
 from __future__ import annotations
 
-import os
-import time
-
+from tests.support.skew import shift_time
 from tests.support.tasks import app
 
 __all__ = ["app"]
 
-_right = time.time
-
-
-def _wrong() -> float:
-    return _right() + float(os.environ["ONWARD_TEST_SKEW"])
-
-
-time.time = _wrong
+shift_time()
+app.use(app.url)  # Opened anew, with the time that is shown now.

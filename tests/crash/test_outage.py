@@ -4,8 +4,10 @@ jobs that run go on, what they come to is written when it can be, and nothing st
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -13,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Literal
@@ -22,8 +24,12 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from onward.store import postgres_link, store
+from onward.store.postgres_link import ASK_SECONDS, MOST_CONNECTIONS
+from onward.store.url import open_database
+from tests.crash import listening
 from tests.crash.conftest import Open
-from tests.crash.field import BUSY, enqueue, wait_for_state, wait_until_begun, wait_until_over
+from tests.crash.field import BUSY, enqueue, live, wait_for_state, wait_until_begun, wait_until_over
 from tests.crash.wire import Wire
 from tests.support import history, postgres, tasks
 from tests.support.launch import Launched
@@ -259,6 +265,93 @@ def test_a_wire_that_leads_nowhere_is_left(
         assert len(found.bodies) == 2
 
 
+def test_a_listener_on_a_dead_wire_listens_again(
+    private_postgres: PrivatePostgres, url: str, open_app: Open, ledger: Ledger
+) -> None:
+    """The wire of the session that listens swallows everything and says nothing, twice. It is left
+    when a question has had no answer, and then a job starts at once, long before the poll.
+    """
+    with Wire(private_postgres.port) as wire:
+        app = open_app(poll=60.0)
+        over = {listening.URL: wire.url(url)}
+        target = "tests.crash.listening:app"
+        with running(url, ledger=ledger, environment=over, target=target) as worker:
+            ids: list[str] = []
+            for _ in range(2):
+                wait_until(lambda: wire.hears, what="a listener")
+                wire.deafen()
+                began = time.monotonic()
+                wait_until(lambda: wire.hears, 30, what="another")
+                assert time.monotonic() - began < listening.PING + ASK_SECONDS + 0.5 + BUSY
+                began = time.monotonic()
+                ids += enqueue(app, [tasks.echo.call(1)])
+                wait_for_state(app, ids[-1], "succeeded", 30)
+                assert time.monotonic() - began < 1.0 + BUSY
+            assert "Traceback" not in worker.log()
+        history.check(app.database, ledger, ids)
+
+
+def test_a_beat_on_a_dead_wire_costs_no_lease(
+    private_postgres: PrivatePostgres, url: str, open_app: Open, ledger: Ledger
+) -> None:
+    """In the middle of a beat all connections of a supervisor and its worker go silent. The lease
+    is renewed over others before it ends, and the jobs that run go on.
+    """
+    with Wire(private_postgres.port) as wire:
+        app = open_app(lease=9.0, beat=3.0, sweep=0.3)
+        with (
+            running(url, name="A", ledger=ledger, environment={"ONWARD_URL": wire.url(url)}) as one,
+            running(url, name="B", ledger=ledger),
+        ):
+            ids = enqueue(app, (tasks.nap.call(20.0) for _ in range(8)))
+            wait_until_begun(app, ids)
+            pids = one.pids()
+            with held_beat(url, "A"):
+                assert wire.deafen() >= 2, "too tame"
+            wait_until(lambda: "beat.missed" in one.log())
+            wait_until_over(app, 60)
+            assert one.pids() == pids
+            assert {line.state for line in one.workers()} == {"active"}
+        found = history.check(app.database, ledger, ids)
+        assert all(history.outcomes(found, id_) == ["succeeded"] for id_ in ids)
+        assert len(found.bodies) == len(ids)
+
+
+def test_idle_connections_on_a_dead_wire_cost_one_question(
+    private_postgres: PrivatePostgres, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the one that was used last does not answer, those that were idle for longer are not
+    asked one after another.
+    """
+    monkeypatch.setattr(postgres_link, "FRESH_SECONDS", 0.0)
+
+    async def main() -> float:
+        await asyncio.gather(*(database.aread(store.now) for _ in range(MOST_CONNECTIONS)))
+        assert wire.deafen() >= 6, "too tame"
+        began = time.monotonic()
+        await database.aread(store.now)
+        took = time.monotonic() - began
+        await database.aclose()
+        return took
+
+    with Wire(private_postgres.port) as wire, closing(open_database(wire.url(url))) as database:
+        database.migrate()
+        assert asyncio.run(main()) < ASK_SECONDS + BUSY
+
+
+@contextmanager
+def held_beat(url: str, name: str) -> Iterator[None]:
+    """A renewal of this worker's lease waits for a lock until the block ends."""
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT 1 FROM onward.worker WHERE name = %s FOR UPDATE", [name])
+        waits = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND wait_event_type = 'Lock' AND query LIKE '%lease_until = greatest%'"
+        )
+        wait_until(lambda: connection.execute(waits).fetchone() != (0,), what="a beat")
+        yield
+
+
 @pytest.mark.soak
 def test_a_worker_that_is_cut_off_stops_before_others_take_over(
     private_postgres: PrivatePostgres, url: str, open_app: Open, ledger: Ledger
@@ -311,6 +404,49 @@ def test_a_server_without_free_connections_is_waited_for(
     app.close()
     postgres.drop_database(private_postgres.url(), url)
     private_postgres.configure(max_connections=None)
+
+
+def test_a_worker_takes_no_more_connections_than_it_is_said_to(
+    private_postgres: PrivatePostgres, url: str, open_app: Open, ledger: Ledger
+) -> None:
+    """Counted at each process while it is busy, with bodies that enqueue from many threads. The
+    numbers are those of the page for who operates it.
+    """
+    page = (ROOT / "docs/operating.md").read_text("utf-8")
+    said = re.search(r"worker process takes at most (\d+) connections[^.]* supervisor (\d+)", page)
+    assert said
+    of_worker, of_supervisor = int(said[1]), int(said[2])
+    assert (of_worker, of_supervisor) == (2 * MOST_CONNECTIONS + 1, MOST_CONNECTIONS)
+    app = open_app()
+    with running(url, processes=2, concurrency=30, ledger=ledger) as worker:
+        seen: dict[int, int] = {worker.supervisor_pid: 0} | dict.fromkeys(worker.pids(), 0)
+        ids = enqueue(app, (tasks.spread.call(20) for _ in range(100)))
+        while live(app):
+            for pid in seen:
+                seen[pid] = max(seen[pid], connections(pid, private_postgres.port))
+        wait_until_over(app, 60)
+        supervisor = seen.pop(worker.supervisor_pid)
+    assert 1 <= supervisor <= of_supervisor
+    assert min(seen.values()) >= 3
+    assert max(seen.values()) <= of_worker
+    assert app.counts()["succeeded"] == len(ids) * 21
+
+
+def connections(pid: int, port: int) -> int:
+    """How many connections to this port a process has, as the system tells it."""
+    ours: set[str] = set()
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[2].endswith(f":{port:04X}") and words[3] == ESTABLISHED:
+            ours.add(f"socket:[{words[9]}]")
+    found = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(entry.readlink()) in ours
+    return found
+
+
+ESTABLISHED = "01"
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -16,6 +16,7 @@ import pytest
 from onward.app import Onward
 from onward.config import Settings
 from onward.errors import DatabaseUnavailable
+from onward.events import Happened, listen
 from onward.job import Change, Job
 from onward.lifecycle import JobState
 from onward.store import store
@@ -29,13 +30,13 @@ from tests.crash.field import BUSY, enqueue, wait_for_state
 from tests.store.builders import hand
 from tests.support import by_hand, history, tasks
 from tests.support.ledger import Ledger
-from tests.support.workers import workers
+from tests.support.workers import wait_until, workers
 
 
 @pytest.fixture
 def lost(app: Onward) -> tuple[str, Job]:
     """A worker that was declared lost, and its job, which nobody has taken back yet."""
-    (id_,) = enqueue(app, [tasks.aecho.call(1)])
+    (id_,) = enqueue(app, [tasks.nap.call(1.0)])
     worker = by_hand.register(app)
     job = by_hand.claim(app, id_, worker=worker)
     assert app.database.run(store.lose, worker, "for the test")
@@ -52,7 +53,9 @@ def second(database_url: str) -> Iterator[Database]:
 def test_two_sweeps_at_once_take_a_job_back_once(
     app: Onward, second: Database, lost: tuple[str, Job], ledger: Ledger
 ) -> None:
-    """Both look while neither has written: one takes the job, the other finds nothing to do."""
+    """Both look while neither has written: one takes the job and tells of it, the other finds
+    nothing to do and has nothing to tell.
+    """
     _, job = lost
     reading = threading.Barrier(2, timeout=10)
 
@@ -63,33 +66,62 @@ def test_two_sweeps_at_once_take_a_job_back_once(
 
     def sweep_beside() -> list[Change]:
         reading.wait()
-        return second.run(store.sweep, decide_loss)
+        return taken_back(second)
 
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(app.database.run, store.sweep, decide_slowly)
+    with ThreadPoolExecutor(2) as pool, heard("job.recover") as told:
+        first = pool.submit(taken_back, app.database, decide_slowly)
         beside = pool.submit(sweep_beside)
         took = [*first.result(30), *beside.result(30)]
     assert [change.id for change in took] == [job.id]
+    assert [(event.job, event.attempt) for event in told] == [(job.id, 1)]
     found = history.check(app.database, ledger, [job.id])
     assert history.outcomes(found, job.id) == ["lost (lost)"]
     assert (found.jobs[job.id].state, found.jobs[job.id].attempt) == ("queued", 2)
+
+
+def taken_back(
+    database: Database, decide: Callable[[Job, str], Change] | None = None
+) -> list[Change]:
+    """What a keeper takes back in one sweep."""
+
+    async def take_back() -> list[Change]:
+        changes = await Keeper(database, Settings(), list, decide).take_back()
+        await database.close_loop()
+        return changes
+
+    return asyncio.run(take_back())
+
+
+@contextmanager
+def heard(name: str) -> Generator[list[Happened], None, None]:
+    """The events of this name that this process tells of while the block runs."""
+    told: list[Happened] = []
+    end = listen(lambda event: told.append(event) if event.name == name else None)
+    try:
+        yield told
+    finally:
+        end()
 
 
 def test_a_sweep_that_acts_late_on_what_it_saw_changes_nothing(
     app: Onward, second: Database, lost: tuple[str, Job], ledger: Ledger
 ) -> None:
     """Two sweepers have seen the same; one has acted, and the next attempt runs. What the other had
-    decided is no longer true of the job, so it is not written.
+    decided is no longer true of the job, so it is not written, and that attempt runs once.
     """
     _, job = lost
     stale = decide_loss(job, "seen before the others acted")
     assert len(app.database.run(store.sweep, decide_loss)) == 1
-    again = by_hand.claim(app, job.id)
-    assert again.attempt == 2
-    assert second.run(store.apply, [stale]) == set()
-    assert app.database.read(store.get, job.id) == again
+    with app.worker(concurrency=1):
+        wait_until(ledger.read, 20)
+        again = app.database.read(store.get, job.id)
+        assert (again.state, again.attempt) == (JobState.RUNNING, 2)
+        assert second.run(store.apply, [stale]) == set()
+        assert app.database.read(store.get, job.id) == again
+        wait_for_state(app, job.id, "succeeded")
     found = history.check(app.database, ledger, [job.id])
-    assert history.outcomes(found, job.id) == ["lost (lost)"]
+    assert history.outcomes(found, job.id) == ["lost (lost)", "succeeded"]
+    assert [body.attempt for body in found.bodies] == [2]
 
 
 def test_a_worker_is_declared_lost_once(app: Onward, second: Database) -> None:
@@ -130,8 +162,11 @@ def test_a_keeper_is_patient_on_its_own_clock(app: Onward) -> None:
     assert keeper.vanished([Lease("mine", 1.0, True, None)], now=900.0) == []
 
 
-def test_a_long_pruning_does_not_hold_up_a_sweep(app: Onward, lost: tuple[str, Job]) -> None:
+def test_a_long_pruning_does_not_hold_up_a_sweep(
+    app: Onward, lost: tuple[str, Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A keeper with very much to prune looks for vanished workers in between, as often as ever."""
+    monkeypatch.setattr("onward.worker.keeper.PRUNE_QUICK", 0.0)  # Its steps stay small.
     _, job = lost
     slow = Keeper(
         app.database,
@@ -214,12 +249,7 @@ def test_one_job_that_cannot_be_taken_back_does_not_hold_up_the_others(
         )
     assert app.database.run(store.lose, worker, "for the test")
 
-    async def take_back() -> list[Change]:
-        changes = await Keeper(app.database, Settings(), list).take_back()
-        await app.database.close_loop()
-        return changes
-
-    changes = asyncio.run(take_back())
+    changes = taken_back(app.database)
     assert sorted(change.id for change in changes) == [ids[0], ids[1], ids[3], ids[4]]
     assert app.get(ids[2]).state == "running"
     (told,) = [line.getMessage() for line in caplog.records if "unrecoverable" in line.getMessage()]

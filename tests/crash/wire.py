@@ -68,6 +68,20 @@ class Wire:
                 self._drop(end)
         return len(ends) // 2
 
+    def deafen(self) -> int:
+        """Swallow from now on what comes over the connections that there are, without a word; new
+        ones work. Returns how many there are.
+        """
+        with self._lock:
+            self._deaf |= set(self._pairs)
+            return len(self._pairs) // 2
+
+    @property
+    def hears(self) -> bool:
+        """Whether there is a connection that works."""
+        with self._lock:
+            return bool(self._pairs.keys() - self._deaf)
+
     @property
     def connections(self) -> int:
         return len(self._pairs) // 2

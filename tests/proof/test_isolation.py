@@ -198,7 +198,9 @@ def keeps_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, tuple[Patch, tuple[str, str], str]] = {
     "claims what others have": (
         says(
-            "claim", (" FOR UPDATE SKIP LOCKED", ""), ("AND state || '' = 'queued'\n  AND EX", "AND EX")
+            "claim",
+            (" FOR UPDATE SKIP LOCKED", ""),
+            ("AND state || '' = 'queued'\n  AND EX", "AND EX"),
         ),
         ("claim A", "claim B"),
         "raised Refused",

@@ -8,8 +8,10 @@ import asyncio
 import logging
 import os
 import stat
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,8 +26,9 @@ from onward.job import Change, Job
 from onward.store import store
 from onward.store.database import Database
 from onward.store.store import Registration
-from onward.worker import heart, keeper
+from onward.worker import clocks, heart, keeper
 from onward.worker.board import Board
+from onward.worker.clocks import Clocks, Reading, Step, went_back
 from onward.worker.heart import Heart
 from onward.worker.keeper import PRUNE_PAUSE, Keeper, decide_loss, hold_lock, is_free
 from tests.store.builders import (
@@ -33,7 +36,9 @@ from tests.store.builders import (
     claim,
     enqueue,
     get,
+    hand,
     register,
+    retry,
     running,
     shift_clock,
     state_of,
@@ -51,11 +56,16 @@ class Clock:
         self.pauses: list[float] = []
         self.most = 1_000
         self.extra = 0.0
+        self.off = 0.0
         self.patience: list[float] = []
+        self.impatient = False
         self._sleep = asyncio.sleep
 
     def monotonic(self) -> float:
         return self.now
+
+    def time(self) -> float:
+        return time.time() + self.off
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -64,16 +74,22 @@ class Clock:
             raise asyncio.CancelledError
         await self._sleep(0)
 
-    def timeout(self, seconds: float) -> asyncio.Timeout:
-        self.patience.append(seconds)
-        return asyncio.timeout(60)
+    async def wait(self, tasks: set[asyncio.Future[Any]], timeout: float) -> Any:
+        """With patience for the real database, unless a test has none."""
+        self.patience.append(timeout)
+        return await asyncio.wait(tasks, timeout=0.0 if self.impatient else 60)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    plain = SimpleNamespace(sleep=clock.sleep, timeout=clock.timeout)
-    for module in (heart, keeper):
+    plain = SimpleNamespace(
+        sleep=clock.sleep,
+        wait=clock.wait,
+        ensure_future=asyncio.ensure_future,
+        gather=asyncio.gather,
+    )
+    for module in (heart, keeper, clocks):
         monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(module, "asyncio", plain)
     return clock
@@ -98,6 +114,9 @@ class Slow:
         self.clock = clock
         self.seconds = seconds
         self.error: Exception | None = None
+        self.errors: list[Exception | None] = []
+        self.hangs: asyncio.Event | None = None
+        self.local = app.database.local
         self.first: Callable[[], object] | None = None
         self.asked = 0
 
@@ -111,9 +130,12 @@ class Slow:
 
     async def _answer(self, ask: Callable[..., Awaitable[Any]], asked: tuple[Any, ...]) -> Any:
         self.asked += 1
+        if self.hangs is not None:
+            await self.hangs.wait()
         self.clock.now += self.seconds
-        if self.error is not None:
-            raise self.error
+        error = self.errors.pop(0) if self.errors else self.error
+        if error is not None:
+            raise error
         return await ask(*asked)
 
 
@@ -154,11 +176,68 @@ def test_a_beat_renews_the_lease_and_says_so_on_the_board(
     shift_clock(app.database, 5.0)
     mine = Heart(cast(Database, Slow(app, clock, 0.5)), lease=10.0, beat=3.0)
     mine.boards[worker] = board
-    assert on_loop(app, mine.beat_once(mine.boards))
+    assert on_loop(app, mine.beat_once())
     assert board.last_beat == 100.0
     assert not board.lost
     assert until(app, worker) == pytest.approx(before + 5.0, abs=2.0)
-    assert clock.patience == [5.0]  # Half a lease: the next try must come in time.
+    assert clock.patience == [2.5]  # A quarter of a lease: the next try must come in time.
+
+
+def test_a_renewal_that_hangs_is_not_waited_for_and_counts_if_it_comes(
+    app: Onward, clock: Clock, board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection may be dead: the next goes over another. An answer that comes late says
+    nothing newer than one that came before it.
+    """
+    worker = register(app.database)
+    slow = Slow(app, clock)
+    mine = Heart(cast(Database, slow), lease=10.0, beat=3.0)
+    mine.boards[worker] = board
+
+    async def beats() -> None:
+        hangs = slow.hangs = asyncio.Event()
+        clock.impatient = True
+        assert not await mine.beat_once()
+        assert told(caplog, "beat.missed") == ['beat.missed error="no answer in time"']
+        slow.hangs, clock.impatient, clock.now = None, False, 102.5
+        assert await mine.beat_once()
+        assert board.last_beat == 102.5
+        hangs.set()
+        await asyncio.wait(others())
+        assert board.last_beat == 102.5
+        hangs = slow.hangs = asyncio.Event()
+        clock.impatient, clock.now = True, 105.0
+        assert not await mine.beat_once()
+        hangs.set()
+        await asyncio.wait(others())
+        assert board.last_beat == 105.0
+
+    on_loop(app, beats())
+    assert not board.lost
+
+
+def test_a_heart_that_ends_leaves_nothing_under_way(
+    app: Onward, clock: Clock, board: Board
+) -> None:
+    slow = Slow(app, clock)
+    mine = Heart(cast(Database, slow), lease=10.0, beat=3.0)
+    mine.boards[register(app.database)] = board
+    clock.most = 2
+    clock.impatient = True
+
+    async def run() -> set[asyncio.Task[Any]]:
+        slow.hangs = asyncio.Event()
+        with pytest.raises(asyncio.CancelledError):
+            await mine.run()
+        return others()
+
+    assert on_loop(app, run()) == set()
+    assert slow.asked == 2
+
+
+def others() -> set[asyncio.Task[Any]]:
+    """What runs on the loop beside the caller."""
+    return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
 def test_a_registration_whose_answer_was_lost_may_be_repeated(app: Onward, clock: Clock) -> None:
@@ -188,10 +267,17 @@ def test_a_worker_that_was_given_up_learns_it_by_its_board(
     lost, left = register(app.database), register(app.database)
     for worker in (lost, left):
         app.database.run(store.lose, worker, "a sweeper was sure")
-    mine = Heart(app.database, lease=10.0, beat=3.0)
-    mine.boards[lost] = board
     with closing(Board(4)) as other:
-        assert on_loop(app, mine.beat_once({lost: board, left: other}))
+
+        class Leaving:
+            async def arun(self, *asked: Any) -> Any:
+                answer = await app.database.arun(*asked)
+                del mine.boards[left]
+                return answer
+
+        mine = Heart(cast(Database, Leaving()), lease=10.0, beat=3.0)
+        mine.boards |= {lost: board, left: other}
+        assert on_loop(app, mine.beat_once())
         assert not other.lost
     assert board.lost
     assert board.last_beat == 0.0
@@ -202,7 +288,7 @@ def test_a_worker_that_was_given_up_learns_it_by_its_board(
 
 def test_a_heart_without_workers_asks_nothing(app: Onward, clock: Clock) -> None:
     slow = Slow(app, clock)
-    assert on_loop(app, Heart(cast(Database, slow), 10.0, 3.0).beat_once({})) is True
+    assert on_loop(app, Heart(cast(Database, slow), 10.0, 3.0).beat_once()) is True
     assert slow.asked == 0
 
 
@@ -231,7 +317,7 @@ def test_a_missed_beat_is_told_once_in_an_outage(
         answers = []
         for problem in (error, error, None, error):
             slow.error = problem
-            answers.append(await mine.beat_once(mine.boards))
+            answers.append(await mine.beat_once())
         return answers
 
     assert on_loop(app, two_outages()) == [False, False, True, False]
@@ -279,6 +365,7 @@ def test_a_lease_that_ran_out_gives_its_jobs_back(
     and the attempt keeps the reason.
     """
     job = owned(app)
+    (lease,) = app.database.read(store.leases)
     shift_clock(app.database, 11.0)
     mine = Keeper(app.database, SLOW, list)
 
@@ -291,15 +378,15 @@ def test_a_lease_that_ran_out_gives_its_jobs_back(
     first, second, (change,) = on_loop(app, sweeps())
     assert first == second == []
     assert (change.id, change.event, change.before) == (job.id, Event.RECOVER, JobState.RUNNING)
+    heard = datetime.fromtimestamp(lease.beat, UTC).isoformat(timespec="seconds")
+    reason = f"its lease ran out: no sign of life since {heard}"
     assert msgspec.json.decode(change.error or "") == {
         "type": "WorkerLost",
-        "message": f"worker {job.worker} vanished: its lease ran out: no sign of life",
+        "message": f"worker {job.worker} vanished: {reason}",
         "traceback": "",
     }
     assert (get(app.database, job.id).attempt, get(app.database, job.id).losses) == (2, 1)
-    assert told(caplog, "worker.lost") == [
-        f'worker.lost worker={job.worker} reason="its lease ran out: no sign of life"'
-    ]
+    assert told(caplog, "worker.lost") == [f'worker.lost worker={job.worker} reason="{reason}"']
     (back,) = told(caplog, "job.recover")
     assert job.id in back
     levels = {record.getMessage().split()[0]: record.levelname for record in caplog.records}
@@ -409,6 +496,161 @@ def test_one_job_that_cannot_be_taken_back_holds_up_no_other(
     on_loop(app, Keeper(app.database, SLOW, list).take_back())  # What holds it up is mended.
 
 
+# --- keeper: the clock ----------------------------------------------------------------------------
+
+
+def test_what_was_due_is_due_again_after_a_step_back(
+    app: Onward, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Moved by the step, in order, on every lane. What is due later stays, and so does what was
+    enqueued or given back since. A keeper that sees the step later finds nothing to move.
+    """
+    database = app.database
+    worker = register(database)
+    (again, stuck) = (running(database, worker) for _ in range(2))
+    apply(database, retry(stuck, abandoned=True))
+    due = [*enqueue(database, 3), *enqueue(database, 2, queue="mail", priority=7)]
+    due += enqueue(database, 1, delay=1.0)  # Due by the old time when the step is seen.
+    others = enqueue(database, 1, delay=1800.0)
+    before = due_times(app)
+
+    async def steps() -> None:
+        first, second = Clocks(database), Clocks(database)
+        await first.look()
+        await second.look()
+        shift_clock(database, -3600.0)
+        clock.now += 2.0
+        others.extend(enqueue(database, 1, delay=1800.0))
+        apply(database, retry(again, delay=60.0))
+        since = due_times(app)
+        await first.look()
+        after = due_times(app)
+        assert {id_: after[id_] - before[id_] for id_ in due} == dict.fromkeys(
+            due, pytest.approx(-3600.0, abs=4.0)
+        )
+        assert sorted(due, key=after.__getitem__) == sorted(due, key=before.__getitem__)
+        assert {after[id_] - since[id_] for id_ in (*others, again.id, stuck.id)} == {0.0}
+        clock.now += 1.0
+        await second.look()
+        assert due_times(app) == after
+
+    on_loop(app, steps())
+    assert [text.rpartition(" ")[2] for text in told(caplog, "clock.stepped")] == [
+        "due_again=6",
+        "due_again=0",
+    ]
+
+
+def due_times(app: Onward) -> dict[str, float]:
+    """When each job that waits is due."""
+    kind = "run_at" if app.database.dialect == "sqlite" else "extract(epoch FROM run_at)::float8"
+    with hand(app.database) as dba:
+        rows = dba.sql(f"SELECT id, {kind} FROM onward.job WHERE state = 'queued'")
+    return {str(row[0]): row[1] for row in rows}
+
+
+def test_a_step_that_could_not_be_mended_is_seen_again(app: Onward, clock: Clock) -> None:
+    """The database goes away in the middle of it: what was due is still known when it is back."""
+    (id_,) = enqueue(app.database)
+    slow = Slow(app, clock)
+    mine = Clocks(cast(Database, slow))
+
+    async def steps() -> None:
+        await mine.look()
+        shift_clock(app.database, -3600.0)
+        clock.now += 2.0
+        slow.errors = [None, None, None, DatabaseUnavailable("just now")]
+        with pytest.raises(DatabaseUnavailable):
+            await mine.look()
+        clock.now += 2.0
+        await mine.look()
+
+    before = due_times(app)
+    on_loop(app, steps())
+    assert due_times(app)[id_] == pytest.approx(before[id_] - 3600.0, abs=6.0)
+
+
+def test_many_frozen_jobs_are_moved_in_steps(
+    app: Onward, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a pause after each, so that others get their turn."""
+    monkeypatch.setattr(clocks, "DUE_AGAIN_STEP", 2)
+    enqueue(app.database, 5)
+    before = due_times(app)
+    mine = Clocks(app.database)
+
+    async def steps() -> None:
+        await mine.look()
+        shift_clock(app.database, -60.0)
+        clock.now += 2.0
+        await mine.look()
+
+    on_loop(app, steps())
+    assert len(clock.pauses) == 2
+    assert all(after < before[id_] - 50 for id_, after in due_times(app).items())
+
+
+@pytest.mark.parametrize(
+    ("last", "this", "step"),
+    [
+        pytest.param((0, 0, 50), (10, 10, 60), None, id="as it should be"),
+        pytest.param((0, 0, 50), (10, 10, 3660), None, id="forward"),
+        pytest.param((0, 0, 50), (10, 10, 58.1), None, id="a little"),
+        pytest.param((0, 0, 50), (10, 10, 57.9), Step(2.1, 60, 47.9), id="enough"),
+        pytest.param((0, 1, 50), (10, 12, 40), Step(22, 62, 28), id="slow answers"),
+        pytest.param((0, 8, 50), (10, 10, 53), None, id="perhaps only a slow answer"),
+        pytest.param((0, 0, 0), (86_400, 86_400, 86_350), None, id="slower for a day"),
+    ],
+)
+def test_when_a_clock_has_gone_back(
+    last: tuple[float, float, float], this: tuple[float, float, float], step: Step | None
+) -> None:
+    """By at least two seconds, whatever the answers' delay and what clocks drift apart."""
+    found = went_back(Reading(*last), Reading(*this))
+    assert found == (None if step is None else pytest.approx(step))
+
+
+def test_a_keeper_looks_at_the_clock(app: Onward, clock: Clock) -> None:
+    (id_,) = enqueue(app.database)
+    before = due_times(app)[id_]
+    mine = Keeper(app.database, SLOW, list)
+    clock.most = 1
+    on_loop(app, mine.run())
+    shift_clock(app.database, -3600.0)
+    clock.most = 2
+    on_loop(app, mine.run())
+    assert due_times(app)[id_] < before - 3500.0
+
+
+def test_a_clock_that_is_off_the_databases_is_told_once_an_hour(
+    app: Onward, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By more than two seconds, and more than the answer took. A file's clock is the machine's."""
+    slow = Slow(app, clock)
+    slow.local = False
+    mine = Clocks(cast(Database, slow))
+
+    async def looks() -> list[int]:
+        found: list[int] = []
+        for clock.now, clock.off, slow.seconds in (
+            (0.0, 1.5, 0.0),
+            (10.0, 600.0, 0.0),
+            (3_600.0, 600.0, 0.0),
+            (3_611.0, -600.0, 0.0),
+            (9_000.0, 4.0, 3.0),
+        ):
+            await mine.look()
+            found.append(len(told(caplog, "clock.skewed")))
+        slow.local, clock.now = True, 20_000.0
+        await mine.look()
+        return [*found, len(told(caplog, "clock.skewed"))]
+
+    assert on_loop(app, looks()) == [0, 1, 1, 2, 2, 2]
+    first, second = told(caplog, "clock.skewed")
+    assert first.startswith("clock.skewed seconds=600 hint=")
+    assert second.startswith("clock.skewed seconds=-600 hint=")
+
+
 # --- keeper: what is old --------------------------------------------------------------------------
 
 
@@ -430,9 +672,14 @@ def gone(app: Onward, ids: list[str]) -> int:
     return found
 
 
-def test_old_jobs_go_in_small_steps_with_pauses(app: Onward, clock: Clock) -> None:
-    """Beside claims that want their turn, and not again before it is due."""
-    settings = Settings(sweep=2, keep_succeeded=60, prune_every=10, prune_step=2)
+@pytest.mark.parametrize(("every", "keep"), [(10.0, 60.0), (1_000.0, 20.0)])
+def test_old_jobs_go_in_small_steps_with_pauses(
+    app: Onward, clock: Clock, every: float, keep: float
+) -> None:
+    """Beside claims that want their turn, and not again before it is due: after `prune_every`, or
+    half of the time for which jobs are kept.
+    """
+    settings = Settings(sweep=2, keep_succeeded=keep, prune_every=every, prune_step=1)
     ids = ended(app, 5)
     shift_clock(app.database, 61.0)
     clock.most = 4
@@ -450,6 +697,48 @@ def test_old_jobs_go_in_small_steps_with_pauses(app: Onward, clock: Clock) -> No
     assert gone(app, later) == 1
 
 
+class Endless:
+    """A database in which there is always more that is old; it takes its time."""
+
+    local = True
+
+    def __init__(self, clock: Clock, seconds: list[float]) -> None:
+        self.clock = clock
+        self.seconds = seconds
+        self.steps: list[int] = []
+
+    async def aread(self, op: object) -> Any:
+        return self.clock.now if op is store.now else []
+
+    async def arun(self, op: object, *asked: Any) -> Any:
+        if op is not store.prune:
+            return []
+        self.steps.append(asked[2])
+        self.clock.now += self.seconds.pop(0)
+        return asked[2]
+
+
+def test_steps_of_pruning_grow_while_they_are_quick(clock: Clock) -> None:
+    """And shrink when they are not; after each, others have as long as it took."""
+    endless = Endless(clock, [0.1, 0.3, 0.3, 0.5, 0.01, 0.5, 0.5])
+    clock.most = 7
+    mine = Keeper(cast(Database, endless), Settings(sweep=100, prune_step=4_000), list)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(mine.run())
+    assert endless.steps == [4_000, 8_000, 8_000, 8_000, 4_000, 8_000, 4_000]
+    assert clock.pauses == pytest.approx([0.1, 0.3, 0.3, 0.5, PRUNE_PAUSE, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(("first", "steps"), [(6_000, [6_000, 10_000]), (20_000, [20_000] * 2)])
+def test_steps_of_pruning_grow_to_a_limit(clock: Clock, first: int, steps: list[int]) -> None:
+    endless = Endless(clock, [0.1, 0.1])
+    clock.most = 2
+    mine = Keeper(cast(Database, endless), Settings(sweep=100, prune_step=first), list)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(mine.run())
+    assert endless.steps == steps
+
+
 def test_workers_that_ended_long_ago_are_forgotten(app: Onward, clock: Clock) -> None:
     """A week after their end, with the old jobs."""
     ended(app, 1)
@@ -462,18 +751,20 @@ def test_workers_that_ended_long_ago_are_forgotten(app: Onward, clock: Clock) ->
 
 
 def test_pruning_gives_way_to_the_next_sweep(app: Onward, clock: Clock) -> None:
-    """A large clean-up takes no longer than a sweep's pause at once, and goes on after it."""
+    """A large clean-up takes no longer than a sweep's pause at once. The sweep comes without a
+    pause then, and the clean-up goes on after it.
+    """
     settings = Settings(sweep=2, keep_succeeded=60, prune_every=10, prune_step=1)
     ids = ended(app, 5)
     shift_clock(app.database, 61.0)
-    clock.extra = 0.99 - PRUNE_PAUSE
-    clock.most = 4
-    mine = Keeper(app.database, settings, list)
+    clock.most = 3
+    mine = Keeper(cast(Database, Slow(app, clock, 0.9)), settings, list)
     on_loop(app, mine.run())
-    assert clock.pauses == [PRUNE_PAUSE, PRUNE_PAUSE, PRUNE_PAUSE, 2.0]
-    assert gone(app, ids) == 3
-    clock.most = 7
+    assert clock.pauses == pytest.approx([0.9, 0.9, 0.0])
+    assert gone(app, ids) == 2
+    clock.most = 8
     on_loop(app, mine.run())
+    assert clock.pauses[3:] == pytest.approx([0.9, 0.9, 0.0, 0.9, 2.0])
     assert gone(app, ids) == 5
 
 

@@ -1,4 +1,4 @@
-"""`onward db`: create, migrate and prune the database, and read the SQL that runs on it."""
+"""`onward db`: create, migrate, prune and compact the database, and read its SQL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onward.store.statements import Twin, postgres_text, sqlite_text, twins
     epilog=examples("onward db init", "onward db status", "onward db sql claim"),
 )
 def db() -> None:
-    """Create, migrate, prune and read the database."""
+    """Create, migrate, prune, compact and read the database."""
 
 
 # --- schema ---------------------------------------------------------------------------------------
@@ -226,6 +226,54 @@ def _prune(database: Database, state: JobState, keep: float, most: int) -> int:
             break
         gone += step
     return gone
+
+
+# --- compact --------------------------------------------------------------------------------------
+
+
+@db.command(
+    epilog=examples(
+        "onward db compact",
+        "onward db compact --json",
+        "onward db compact --database sqlite:////var/lib/shop/jobs.db",
+        note="What jobs leave behind is used again by new ones, so this is seldom needed: after"
+        " a flood, or when less is kept than before.",
+    )
+)
+@json_option
+@place_options
+@click.pass_obj
+def compact(place: Place, as_json: bool) -> None:
+    """Give back the space of jobs that are gone.
+
+    On SQLite the file is written anew, and nobody else can write meanwhile. On PostgreSQL the
+    space is freed for new rows (VACUUM), beside everything that runs.
+    """
+    with opened(place) as database:
+        before = _size(database)
+        message(COMPACTING[database.dialect].format(size=_megabytes(before)))
+        database.compact()
+        after = _size(database)
+    if as_json:
+        print_json("db.compact/1", database=database.shown_url, before=before, after=after)
+    else:
+        say(f"{_megabytes(before)} before, {_megabytes(after)} now")
+
+
+COMPACTING = {
+    "sqlite": "the file is written anew: workers and enqueues wait until that is done; up to {size}"
+    " more are needed beside it, and as much in the folder for temporary files",
+    "postgres": "VACUUM of the tables, {size}: workers go on; what is free is used by new rows, and"
+    " goes back to the disk only at a table's end (VACUUM FULL gives back all, and locks)",
+}
+
+
+def _size(database: Database) -> int:
+    return int(database.read(store.read, "size")[0][0])
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
 
 
 # --- sql ------------------------------------------------------------------------------------------

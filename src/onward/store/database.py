@@ -110,6 +110,10 @@ class Database(Protocol):
         """
         ...
 
+    def compact(self) -> None:
+        """Give the space of rows that are gone to new ones, or back to the disk."""
+        ...
+
     def facts(self) -> dict[str, Any]:
         """Versions and settings that decide about safety and speed."""
         ...

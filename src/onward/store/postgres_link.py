@@ -161,18 +161,27 @@ class AsyncSide:
 
     async def take(self) -> psycopg.AsyncConnection | None:
         """The idle connection that was used last, if there is one that lives. What lies between us
-        and the server may have dropped it without a word while it was idle.
+        and the server may have dropped it without a word while it was idle, and then those that
+        were idle for longer too: they are not asked one after another.
         """
-        while found := popped(self.idle):
-            used, connection = found
-            try:
-                if time.monotonic() - used < FRESH_SECONDS or await lives(connection):
-                    return connection
-            except BaseException:
-                await connection.close()
-                raise
+        found = popped(self.idle)
+        if found is None:
+            return None
+        used, connection = found
+        try:
+            if time.monotonic() - used < FRESH_SECONDS or await lives(connection):
+                return connection
+        except BaseException:
             await connection.close()
+            raise
+        await connection.close()
+        await self.close()
         return None
+
+    async def close(self) -> None:
+        """Close what is idle."""
+        while found := popped(self.idle):
+            await found[1].close()
 
     def give(self, connection: psycopg.AsyncConnection) -> None:
         """It is idle again."""

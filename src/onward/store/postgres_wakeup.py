@@ -1,4 +1,9 @@
-"""Hints from PostgreSQL: LISTEN, on a connection of its own."""
+"""Hints from PostgreSQL: LISTEN, on a connection of its own.
+
+A silent connection is asked every `PING_SECONDS` whether it lives, and an answer is waited for
+`ASK_SECONDS`; a new one may take `connect_timeout`. So a wire that swallows everything is left
+within about 25 seconds. Until then jobs are found by the poll.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from onward.job import NewJob
-from onward.store.postgres_link import options
+from onward.store.postgres_link import ASK_SECONDS, deadline, lives, options
 
 if TYPE_CHECKING:
     from onward.store.postgres import PostgresDatabase
@@ -48,8 +53,8 @@ class PostgresWakeup:
             async for hint in heard:
                 self.lane = read_hint(hint.payload)
                 return True
-        async with asyncio.timeout(5):
-            await connection.execute("SELECT 1")
+        if not await lives(connection):
+            await self.close()
         return False
 
     async def _listen(self) -> None:
@@ -60,7 +65,8 @@ class PostgresWakeup:
             **options(database.listen_url),
         )
         self._connection = connection  # Known before the first wait, which may be cancelled.
-        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(database.channel)))
+        with deadline(connection, ASK_SECONDS):
+            await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(database.channel)))
 
     async def close(self) -> None:
         if self._connection is not None:

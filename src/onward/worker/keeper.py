@@ -1,5 +1,5 @@
-"""Keeper: finds vanished workers, takes their jobs back, and prunes what is old. Safe on every
-worker at once, no leader.
+"""Keeper: finds vanished workers, takes their jobs back, watches the clock, and prunes what is old.
+Safe on every worker at once, no leader.
 
 A worker is declared lost when its lease is over on the database's clock *and* this keeper has seen
 that same lease unchanged for a lease's length on its own monotonic clock, so that a step of the
@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 
 from onward.config import Settings
 from onward.errors import DatabaseError
@@ -29,11 +30,23 @@ from onward.store.database import Database, Refused
 from onward.store.store import Lease
 from onward.worker.body import plain_error
 from onward.worker.changes import told
+from onward.worker.clocks import Clocks
 from onward.worker.stage import Complaint
 
 SWEEP_STEP = 500
 KEEP_WORKERS = 7 * 86_400.0
 PRUNE_PAUSE = 0.02
+PRUNE_MOST = 10_000
+
+PRUNE_QUICK, PRUNE_SLOW = 0.2, 0.4
+"""Seconds. After a quicker step of pruning the next one is twice as large, after a slower one half:
+on SQLite nobody else writes meanwhile.
+"""
+
+LEAVE_FOR = 60.0
+"""Seconds for which a job that cannot be taken back is left behind, before it is tried, and told,
+again.
+"""
 
 PROMPT = 1.0
 """Seconds by which a sweep may come late, or a write may wait for its turn; a keeper that is slower
@@ -64,23 +77,32 @@ class Keeper:
         self._decide = decide or decide_loss
         self._seen: dict[str, tuple[tuple[float, float], float]] = {}
         self._pruned = float("-inf")
+        self._prune_step = settings.prune_step
+        self._clocks = Clocks(database)
+        self._left: dict[str, float] = {}
+        self._undeclared = Complaint()
 
     async def run(self) -> None:
         """Sweep and prune for ever."""
         complaint = Complaint()
         while True:
+            more = False
             try:
                 await self.sweep()
-                await self._prune()
+                await self._clocks.look()
+                more = not await self._prune()
             except DatabaseError as error:
                 self._seen.clear()
                 complaint.make(_stumbled(error))
             else:
                 complaint.over()
-            began = time.monotonic()
-            await asyncio.sleep(self._settings.sweep)
-            if time.monotonic() - began > self._settings.sweep + PROMPT:
-                self._seen.clear()
+            await self._rest(0.0 if more else self._settings.sweep)
+
+    async def _rest(self, seconds: float) -> None:
+        began = time.monotonic()
+        await asyncio.sleep(seconds)
+        if time.monotonic() - began > seconds + PROMPT:
+            self._seen.clear()
 
     # --- sweep ------------------------------------------------------------------------------------
 
@@ -93,7 +115,10 @@ class Keeper:
         if time.monotonic() - now > PROMPT:
             self._seen.clear()  # We stood still ourselves, or could not ask.
         for lease, reason, proven in self.vanished(leases, now):
-            await self._lose(lease, reason, proven)
+            try:
+                await self._lose(lease, reason, proven)
+            except Refused as error:
+                self._undeclared.make(_undeclarable(lease, error))
         return await self.take_back()
 
     def vanished(self, leases: list[Lease], now: float) -> list[tuple[Lease, str, bool]]:
@@ -107,7 +132,7 @@ class Keeper:
             if lease.lock_path is not None and is_free(lease.lock_path):
                 gone.append((lease, "its process is gone: its lock is free", True))
             elif lease.over and now - self._seen[lease.worker][1] >= self._patience:
-                gone.append((lease, "its lease ran out: no sign of life", False))
+                gone.append((lease, _silence(lease), False))
         return gone
 
     @property
@@ -142,9 +167,12 @@ class Keeper:
             remove_lock(lease.lock_path)
 
     async def take_back(self) -> list[Change]:
-        """Recover every job whose worker is neither active nor draining."""
+        """Recover every job whose worker is neither active nor draining. One that cannot be taken
+        back is left behind for a while, and holds up no other.
+        """
         done: list[Change] = []
-        limit, left = SWEEP_STEP, set[str]()
+        limit, now = SWEEP_STEP, time.monotonic()
+        left = self._left = {id: at for id, at in self._left.items() if now - at < LEAVE_FOR}
         while True:
             looked = _Looked(self._decide)
             try:
@@ -155,7 +183,7 @@ class Keeper:
                     limit //= 2
                 else:
                     emit(_left_behind(looked.last, error))
-                    left.add(looked.last.id)
+                    left[looked.last.id] = now
                     limit = SWEEP_STEP
                 continue
             for change in changes:
@@ -166,27 +194,45 @@ class Keeper:
 
     # --- prune ------------------------------------------------------------------------------------
 
-    async def _prune(self) -> None:
+    async def _prune(self) -> bool:
+        """Prune if it is time, for no longer than a sweep's pause; returns whether all is gone."""
         now = time.monotonic()
-        if now - self._pruned < self._settings.prune_every:
-            return
+        if now - self._pruned < self._prune_every:
+            return True
         end = now + self._settings.sweep
         for state, keep in kept(self._settings):
             if not await self._prune_state(state, keep, end):
-                return  # The next sweep is due; then it goes on from here.
+                return False  # The next sweep is due; then it goes on from here.
         await self._database.arun(store.prune_workers, KEEP_WORKERS)
         self._pruned = now
+        return True
+
+    @property
+    def _prune_every(self) -> float:
+        """Often enough that no job is kept for half as long again as the settings say."""
+        return min([self._settings.prune_every, *(keep / 2 for _, keep in kept(self._settings))])
 
     async def _prune_state(self, state: JobState, keep: float, end: float) -> bool:
-        """Step by step, with a pause after each, so that claims get their turn, and not beyond
-        `end`; returns whether all is gone.
+        """Step by step and not beyond `end`, with a pause as long as each step, so that claims get
+        their turn; returns whether all is gone.
         """
-        step = self._settings.prune_step
-        while time.monotonic() < end:
+        while True:
+            step, began = self._prune_step, time.monotonic()
             if await self._database.arun(store.prune, state, keep, step) < step:
                 return True
-            await asyncio.sleep(PRUNE_PAUSE)
-        return False
+            took = time.monotonic() - began
+            self._prune_step = self._next_step(took)
+            await asyncio.sleep(max(PRUNE_PAUSE, took))
+            if time.monotonic() >= end:
+                return False
+
+    def _next_step(self, took: float) -> int:
+        """How many jobs go next, after a full step that took so many seconds."""
+        if took > PRUNE_SLOW:
+            return max(1, self._prune_step // 2)
+        if took > PRUNE_QUICK:
+            return self._prune_step
+        return max(self._prune_step, min(self._prune_step * 2, PRUNE_MOST))
 
 
 def kept(settings: Settings) -> list[tuple[JobState, float]]:
@@ -203,6 +249,16 @@ def kept(settings: Settings) -> list[tuple[JobState, float]]:
 def decide_loss(job: Job, reason: str) -> Change:
     """What becomes of a job whose worker is gone."""
     return recover(job, plain_error("WorkerLost", f"worker {job.worker} vanished: {reason}"))
+
+
+def _silence(lease: Lease) -> str:
+    """That a lease ran out, and when its worker was last heard of: the end of its attempts is only
+    when that was noticed.
+    """
+    with contextlib.suppress(ValueError, OverflowError):  # Such a row is damaged.
+        heard = datetime.fromtimestamp(lease.beat, UTC).isoformat(timespec="seconds")
+        return f"its lease ran out: no sign of life since {heard}"
+    return "its lease ran out: no sign of life"
 
 
 class _Looked:
@@ -231,6 +287,15 @@ def _left_behind(job: Job, error: Refused) -> Happened:
         task=job.task,
         worker=job.worker,
         fields={"error": error.what, "hint": "onward doctor shows what is wrong with its rows"},
+    )
+
+
+def _undeclarable(lease: Lease, error: Refused) -> Happened:
+    return Happened(
+        name="worker.undeclarable",
+        level=logging.ERROR,
+        worker=lease.worker,
+        fields={"error": error.what, "hint": "it is gone: mend its row, so that its jobs go on"},
     )
 
 

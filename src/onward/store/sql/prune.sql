@@ -38,3 +38,12 @@ DELETE FROM onward.worker AS w
 WHERE state IN ('stopped', 'lost') AND ended_at < onward.clock() - CAST(:keep AS float8) * interval '1 second'
   AND NOT EXISTS (SELECT 1 FROM onward.job j WHERE j.worker = w.id)
 RETURNING CAST(id AS text)
+
+-- name: size
+-- How many bytes the jobs and their history take, with what is free in between.
+-- sqlite
+SELECT page_count * page_size FROM pragma_page_count, pragma_page_size
+-- postgres
+SELECT CAST(pg_total_relation_size('onward.job') + pg_total_relation_size('onward.finished')
+            + pg_total_relation_size('onward.attempt') + pg_total_relation_size('onward.refusal')
+            + pg_total_relation_size('onward.worker') AS bigint)
