@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "onward"
 LAYERS: dict[str, tuple[str, ...]] = {
     "edges": ("bench", "cli", "demo"),
     "the face": ("onward",),
-    "checks": ("overview", "invariants", "diagram"),
+    "checks": ("overview", "overdue", "invariants", "diagram"),
     "worker": ("worker",),
     "front door": (
         "app",
@@ -64,7 +64,8 @@ IMPURE = {
 
 STAGES = {"listener", "claimer", "executor", "finisher", "keeper", "heart"}
 PARTS = {
-    *("board", "body", "changes", "held", "isolation", "lanes", "loading", "stage", "threads"),
+    *("board", "body", "changes", "clocks", "held", "isolation", "lanes", "loading", "refusing"),
+    *("stage", "threads"),
 }
 FRAMES = {
     *("aftermath", "child", "embedded", "isolated", "process", "steward", "supervisor", "worker"),
@@ -102,6 +103,11 @@ DOORS: dict[str, dict[str, str]] = {
     "onward.store.postgres": {
         "time.sleep": "a pause before a statement is repeated",
         "asyncio.sleep": "the same for async code, and before LISTEN is tried again",
+    },
+    "onward.overdue": {"time.sleep": "a suspicion is watched for a while"},
+    "onward.worker.clocks": {
+        "time.time": "compared with the database's clock",
+        "asyncio.sleep": "a pause between steps, so that others can write",
     },
     "onward.worker.claimer": {"asyncio.sleep": "a turn for the jobs that were just claimed"},
     "onward.worker.aftermath": {"random": "the chance that jitter takes"},

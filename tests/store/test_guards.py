@@ -146,8 +146,9 @@ CONDITIONS: dict[str, Condition] = {
 
 def without(text: str, condition: str) -> str:
     """The statement with a condition taken out wherever it stands, for whatever name the row has
-    there.
+    there, and however it is spelt for the planner's sake.
     """
+    text = text.replace("state || '' =", "state =")
     pattern = re.escape(condition)
     for name in ("job", "j", "c"):
         pattern = pattern.replace(re.escape("{" + name + "}"), r"[\w.]+")

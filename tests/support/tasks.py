@@ -255,9 +255,10 @@ def fail(message: str = "as asked") -> None:
 
 
 @app.task(backoff=SOON)
-def segfault() -> None:
+def segfault(after: float = 0) -> None:
     """Reads address 0."""
     note("start")
+    time.sleep(after)
     ctypes.string_at(0)
 
 
