@@ -97,12 +97,20 @@ def held(ask: Ask, dialect: str) -> Held:
 
 
 def closed(ask: Ask) -> set[Any]:
-    """The rows that must never change again, their times too."""
+    """The rows that must never change again, their times too; none where the power went twice
+    before there were tables.
+    """
+    if not has_tables(ask):
+        return set()
     return {
         (table, *row)
         for table in ("finished", "attempt")
         for row in ask(f"SELECT * FROM onward.{table}")
     }
+
+
+def has_tables(ask: Ask) -> bool:
+    return bool(ask("SELECT count(*) FROM sqlite_schema")[0][0])
 
 
 def difference(before: Held, after: Held) -> str:
@@ -304,8 +312,7 @@ class Stage:
         """What the tables hold; nothing if there are none."""
 
         def what(ask: Ask) -> Held:
-            made = ask("SELECT count(*) FROM sqlite_schema")[0][0]
-            return held(ask, "sqlite") if made else {}
+            return held(ask, "sqlite") if has_tables(ask) else {}
 
         found: Held = self.look(what)
         return found
