@@ -51,6 +51,7 @@ def outdated() -> None:
 
 
 def main() -> None:
+    bridge.unlink(missing_ok=True)  # of an earlier run
     with app.worker():
         print("flaky succeeded at attempt", flaky.enqueue().wait(timeout=30))
         print("patient:", patient.enqueue().wait(timeout=30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 from uuid import UUID
 
 from onward.batch import aenqueue_all, enqueue_all
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+AnyId: TypeAlias = str | UUID | Handle[Any]
+"""What names a job: its id, or the job as its caller holds it."""
 
 
 class TaskDecorator(Protocol):
@@ -236,17 +239,17 @@ class Onward:
 
     # --- look -------------------------------------------------------------------------------------
 
-    def get(self, id: str | UUID) -> Handle[Any]:
+    def get(self, id: AnyId) -> Handle[Any]:
         """One job as it is now.
 
         Raises:
             JobNotFound: no job has this id.
         """
-        return Handle(self, record=self.database.read(store.record, parse_id(id)))
+        return Handle(self, record=self.database.read(store.record, _id_of(id)))
 
-    async def aget(self, id: str | UUID) -> Handle[Any]:
+    async def aget(self, id: AnyId) -> Handle[Any]:
         """The same as `get`, for async code."""
-        return Handle(self, record=await self.database.aread(store.record, parse_id(id)))
+        return Handle(self, record=await self.database.aread(store.record, _id_of(id)))
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state."""
@@ -258,7 +261,7 @@ class Onward:
 
     # --- move -------------------------------------------------------------------------------------
 
-    def cancel(self, id: str | UUID) -> JobState:
+    def cancel(self, id: AnyId) -> JobState:
         """Ask a job to stop.
 
         A queued one is cancelled at once, a running one is `cancelling` until it has stopped.
@@ -270,30 +273,30 @@ class Onward:
             IllegalTransition: it has succeeded, or is dead.
             JobNotFound: no job has this id.
         """
-        return self.database.run(store.move, parse_id(id), cancel_change)
+        return _told(id, self.database.run(store.move, _id_of(id), cancel_change))
 
-    async def acancel(self, id: str | UUID) -> JobState:
+    async def acancel(self, id: AnyId) -> JobState:
         """The same as `cancel`, for async code."""
-        return await self.database.arun(store.move, parse_id(id), cancel_change)
+        return _told(id, await self.database.arun(store.move, _id_of(id), cancel_change))
 
-    def requeue(self, id: str | UUID) -> JobState:
+    def requeue(self, id: AnyId) -> JobState:
         """Take a dead job out of quarantine: a new attempt, both budgets afresh. History stays.
 
         Raises:
             IllegalTransition: it is not dead.
             JobNotFound: no job has this id.
         """
-        return self.database.run(store.move, parse_id(id), requeue_change)
+        return _told(id, self.database.run(store.move, _id_of(id), requeue_change))
 
-    async def arequeue(self, id: str | UUID) -> JobState:
+    async def arequeue(self, id: AnyId) -> JobState:
         """The same as `requeue`, for async code."""
-        return await self.database.arun(store.move, parse_id(id), requeue_change)
+        return _told(id, await self.database.arun(store.move, _id_of(id), requeue_change))
 
-    def discard(self, id: str | UUID, *, reason: str = "discarded") -> JobState:
+    def discard(self, id: AnyId, *, reason: str = "discarded") -> JobState:
         """Give a dead job up for good: it ends cancelled.
 
         Args:
-            id: of the job.
+            id: of the job; or its handle.
             reason: for people; what is longer than 1,000 characters is cut, and control characters
                 become escapes.
 
@@ -301,11 +304,11 @@ class Onward:
             IllegalTransition: it is not dead.
             JobNotFound: no job has this id.
         """
-        return self.database.run(store.move, parse_id(id), discard_change(reason))
+        return _told(id, self.database.run(store.move, _id_of(id), discard_change(reason)))
 
-    async def adiscard(self, id: str | UUID, *, reason: str = "discarded") -> JobState:
+    async def adiscard(self, id: AnyId, *, reason: str = "discarded") -> JobState:
         """The same as `discard`, for async code."""
-        return await self.database.arun(store.move, parse_id(id), discard_change(reason))
+        return _told(id, await self.database.arun(store.move, _id_of(id), discard_change(reason)))
 
     # --- run --------------------------------------------------------------------------------------
 
@@ -385,6 +388,17 @@ class Onward:
         if known is None:
             return decode_plain(text, task, noun="result")
         return known.signature.decode_result(text)
+
+
+def _id_of(job: AnyId) -> str:
+    return job.id if isinstance(job, Handle) else parse_id(job)
+
+
+def _told(job: AnyId, state: JobState) -> JobState:
+    """The state that a job was moved to; whoever named it by a handle sees it there, too."""
+    if isinstance(job, Handle):
+        job._learn(state)  # pyright: ignore[reportPrivateUsage]
+    return state
 
 
 def cancel_change(job: Job) -> Change | None:

@@ -27,8 +27,10 @@ from onward.errors import InvalidArguments, NotSerializable, OnwardError
 from onward.faithful import Flaw, compare_arguments, compare_safely, first_flaw, odd, unwritable
 from onward.foreign import ENCODER, close_coroutines, read_foreign
 from onward.misfit import (
+    at_hand,
     cause_of,
     first_name,
+    in_python,
     joined,
     locate,
     lower_first,
@@ -254,6 +256,9 @@ class Signature:
         if flaw is not None:
             return self._refused(plan, bound, flaw)
         path, reason = locate(plan.decoder, raw, error)
+        reason = in_python(reason)
+        if path in bound:
+            reason = at_hand(reason, bound[path], plan.signature.parameters[path].annotation)
         return InvalidArguments(
             f"cannot enqueue {spell_call(self.name, bound)}",
             why=f"argument `{path}` does not fit its annotation: {reason}",
@@ -267,6 +272,9 @@ class Signature:
         if flaw is not None:
             return flaw.under("result").error_for(what, "the")
         path, reason = locate(plan.result_decoder, raw, error)
+        reason = in_python(reason)
+        if not path:
+            reason = at_hand(reason, value, plan.signature.return_annotation)
         declared = spell(plan.signature.return_annotation)
         where = "the value" if not path else f"`result{joined(path)}`"
         return NotSerializable(

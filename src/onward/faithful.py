@@ -133,7 +133,7 @@ def _compare_entries(sent: Any, received: Any, depth: int, loose: bool) -> Flaw 
         if type(key) is not str or key != other_key:
             flaw = _compare(key, other_key, depth, loose)
             if flaw is not None:
-                return _bad_key(key, flaw.why)
+                return _bad_key(key, flaw.why, _KEY_FIX if type(other_key) is str else flaw.fix)
         flaw = _compare(value, other, depth, loose)
         if flaw is not None:
             return flaw.under(key_step(key))
@@ -150,11 +150,11 @@ def _lost_entry(sent: dict[Any, Any], received: dict[Any, Any]) -> Flaw:
     return Flaw(path=key_step(lost), why="would be lost", fix=fix)
 
 
-def _bad_key(key: object, why: str) -> Flaw:
-    return Flaw(path=key_step(key), why=f"has a key that {why}", fix=_KEY_FIX)
-
-
 _KEY_FIX = "keys of JSON are strings: annotate the place (`dict[int, …]`), or pass string keys"
+
+
+def _bad_key(key: object, why: str, fix: str = _KEY_FIX) -> Flaw:
+    return Flaw(path=key_step(key), why=f"has a key that {why}", fix=fix)
 
 
 def _compare_objects(sent: Any, received: Any, depth: int, loose: bool) -> Flaw | None:
@@ -308,8 +308,13 @@ def _changed(sent: Any, received: Any) -> Flaw:
         why = f"is {safe_repr(sent)} and would arrive as {safe_repr(received)}"
         fix = "pass it in a form that JSON keeps, such as a string"
         return Flaw(why=why, fix=fix, quotes=True)
-    why = f"is {_a(kind_of(sent))} and would arrive as {_a(kind_of(received))}"
-    return Flaw(why=why, fix=_advice(sent))
+    kind = kind_of(received)
+    why = f"is {_a(kind_of(sent))} and would arrive as {_a(kind)}"
+    return Flaw(why=why, fix=_advice(sent) if kind in _UNDECLARED else f"pass {_a(kind)}")
+
+
+_UNDECLARED = frozenset({dict, list, str, int, float, bool, type(None), type(MISSING)})
+"""What arrives where nothing is declared. Any other kind arrives because the place asks for it."""
 
 
 def _not_finite(value: float) -> Flaw:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 import msgspec
 
 from onward.codec import decode_plain
+from onward.config import default_url
 from onward.errors import JobFailed, JobNotFound, WaitRefused, WaitTimeout
 from onward.failure import ErrorText
 from onward.job import Attempt, Job, NewJob
 from onward.lifecycle import JobState
 from onward.store import store
 from onward.store.connections import in_transaction
+from onward.store.options import options_of, schema_option
 from onward.store.store import Record
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Handle(Generic[R_co]):
 
     A fresh handle knows what was enqueued. A field that only the database knows (`created_at`,
     `result`, …) is read when it is first asked for; in async code, `await job.arefresh()` before.
+    After `cancel()`, `state` is what that led to; the rest is as it was.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Handle(Generic[R_co]):
         self._new = new
         self._record = record
         self._connection = connection
+        self._moved_to: JobState | None = None
 
     def __repr__(self) -> str:
         return f"<Job {self.id} of {self.task}: {self.state}>"
@@ -82,6 +86,8 @@ class Handle(Generic[R_co]):
     @property
     def state(self) -> JobState:
         """The state when it was read: `job.state == "succeeded"`."""
+        if self._moved_to is not None:
+            return self._moved_to
         return self._record.job.state if self._record else JobState.QUEUED
 
     @property
@@ -161,7 +167,8 @@ class Handle(Generic[R_co]):
     @property
     def _known(self) -> Record:
         if self._record is None:
-            self._record = self._app.database.read(store.record, self.id)
+            self._seen(self._app.database.read(store.record, self.id))
+        assert self._record is not None
         return self._record
 
     # --- what can be done -------------------------------------------------------------------------
@@ -180,8 +187,13 @@ class Handle(Generic[R_co]):
 
     def _seen(self, record: Record) -> Self:
         self._record = record
+        self._moved_to = None
         self._connection = None  # Committed: the caller's connection is of no more interest.
         return self
+
+    def _learn(self, state: JobState) -> None:
+        """Remember what the app made of it; the rest is as it was when it was read."""
+        self._moved_to = state
 
     def attempts(self) -> list[Attempt]:
         """Every closed attempt, in order."""
@@ -202,11 +214,11 @@ class Handle(Generic[R_co]):
         Raises:
             IllegalTransition: it has succeeded, or is dead.
         """
-        return self._app.cancel(self.id)
+        return self._app.cancel(self)
 
     async def acancel(self) -> JobState:
         """The same as `cancel`, for async code."""
-        return await self._app.acancel(self.id)
+        return await self._app.acancel(self)
 
     def wait(self, timeout: float | None = None) -> R_co:
         """Wait for its end.
@@ -288,12 +300,13 @@ class Handle(Generic[R_co]):
     def _fail(self, past: list[Attempt]) -> NoReturn:
         last = past[-1] if past else None
         error = read_error(last.error) if last and last.error else None
-        again = f"; onward dead requeue {self.id} tries it again"
+        look = f"to see it: onward job show {self.id}{self._place}"
+        again = f"; to try it again: onward dead requeue {self.id}{self._place}"
         when = f"after attempt {self.attempt}" if last and last.started_at else "before it ran"
         raise JobFailed(
             f"job {self.id} of {self.task} ended {self.state} {when}",
             why=f"{error.type}: {error.message}" if error else (self.reason or ""),
-            fix=f"onward job show {self.id}{again if self.state is JobState.DEAD else ''}",
+            fix=f"{look}{again if self.state is JobState.DEAD else ''}",
         )
 
     def _too_late(self, timeout: float | None) -> WaitTimeout:
@@ -304,8 +317,17 @@ class Handle(Generic[R_co]):
         return WaitTimeout(
             f"job {self.id} of {self.task} has not ended within {timeout} s: it is {self.state}",
             why=why,
-            fix="onward status shows workers and queues; onward worker module:app starts one",
+            fix=f"to see workers and queues: onward status{self._place};"
+            " to start a worker: onward worker module:app",
         )
+
+    @property
+    def _place(self) -> str:
+        """What a command must be told to find the database; nothing where it does so by itself."""
+        database = self._app.database
+        if self._app.url == default_url() and not schema_option(database):
+            return ""
+        return f" {options_of(database)}"
 
 
 _OVER = {JobState.SUCCEEDED, JobState.CANCELLED, JobState.DEAD}

@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from onward.errors import InvalidOption, OnwardError, PayloadTooLarge, PayloadUnreadable
-from onward.text import clean_text, is_secret, safe_repr, said, type_name
+from onward.text import clean_text, is_secret, kind_of, safe_repr, said, type_name
 
 # ---------------------------------------------------------------------------- whole errors
 
@@ -78,6 +78,36 @@ def locate(decoder: msgspec.json.Decoder[Any], raw: bytes, error: Exception) -> 
         reason = "the value has the wrong form"
     return path, lower_first(f"{reason}, as a key" if place.startswith("`key`") else reason)
 
+
+def in_python(reason: str) -> str:
+    """A reason for people who passed Python values: without the decoder's words for JSON."""
+    reason = _ENCODED.sub(lambda found: f"expected `{_ENCODED_AS[found[1]]}`", reason)
+    if not reason.startswith("expected `"):
+        return reason
+    reason = re.sub(r"got `(array|object)`", lambda found: f"got `{_ARRIVED[found[1]]}`", reason)
+    return re.sub(r"`[^`]*`", lambda found: re.sub(r"\bnull\b", "None", found[0]), reason)
+
+
+def at_hand(reason: str, value: object, annotation: object) -> str:
+    """The same where the value is at hand, and what is declared for it."""
+    found = _MISMATCH.fullmatch(reason)
+    if found is None:
+        return reason
+    known = re.search(r"\b(array|object)\b", found[1]) is None
+    got = "None" if value is None else type_name(kind_of(value))
+    return f"expected `{found[1] if known else spell(annotation)}`, got `{got}`"
+
+
+_ENCODED = re.compile(r"^invalid (?:RFC3339 encoded|ISO8601|base64 encoded) (\w+)")
+_ENCODED_AS = {
+    "datetime": "datetime",
+    "date": "date",
+    "time": "time",
+    "duration": "timedelta",
+    "string": "bytes",
+}
+_ARRIVED = {"array": "list", "object": "dict"}
+_MISMATCH = re.compile(r"expected `([^`]*)`(?:, got `[^`]*`)?")
 
 _STEP = re.compile(r"\.[^.\[]+|\[\d+\]|\[\.\.\.\]")
 

@@ -100,6 +100,18 @@ def test_a_queue_that_does_not_exist_is_not_found(scene: Scene, shell: Shell) ->
     assert scene.job(id).state is JobState.QUEUED
 
 
+def test_a_list_of_a_name_that_nothing_has_says_so(scene: Scene, shell: Shell) -> None:
+    """And ends well: an empty list is an answer."""
+    scene.dead()
+    for words in (("job", "list"), ("dead", "list")):
+        told = shell(*words, "--task", "shop.mial").stderr
+        assert "there is no task 'shop.mial'" in told
+        assert "did you mean shop.mail?" in told
+        assert "there is no queue 'nope'" in shell(*words, "--queue", "nope").stderr
+        assert "there is no" not in shell(*words).stderr
+        assert shell.json(*words, "--task", "shop.mial")["items"] == []
+
+
 def test_a_task_that_does_not_exist_is_not_found(scene: Scene, shell: Shell) -> None:
     id = scene.dead()
     for words in (("job", "cancel"), ("dead", "requeue"), ("dead", "discard")):

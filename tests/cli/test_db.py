@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import time
 from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 from click.testing import CliRunner
 
 from onward.cli.root import root
 from onward.lifecycle import JobState
 from onward.policy import Returned
-from onward.store import store
+from onward.store import sqlite, store
 from onward.store.database import Database
 from onward.store.migrate import newest
 from onward.store.statements import twins
@@ -34,15 +37,16 @@ def test_init_makes_the_tables_once(quick_database_url: str) -> None:
     assert shell.json("status")["states"]["queued"] == 0
 
 
-def test_init_in_a_schema_of_its_own(quick_database_url: str) -> None:
-    shell = Shell(quick_database_url)
-    shell("db", "init", "--schema", "jobs")
-    with closing(open_database(quick_database_url, schema="jobs")) as database:
+def test_init_in_a_schema_of_its_own(postgres_database: str) -> None:
+    """Where it is not there, the schema is named, and the command that makes it is whole."""
+    shell = Shell(postgres_database)
+    told = shell("status", "--schema", "jobs", code=5).stderr
+    assert "has no Onward schema named jobs\n" in told
+    (command,) = re.findall(r"fix: onward (.*)", told)
+    assert CliRunner().invoke(root, shlex.split(command)).exit_code == 0
+    with closing(open_database(postgres_database, schema="jobs")) as database:
         assert database.schema_version() == newest(database.dialect)
-        if database.dialect == "postgres":
-            shell("status", code=5)
-            with hand(database) as dba:
-                dba.sql("DROP SCHEMA jobs CASCADE")
+    assert "has no Onward schema named onward\n" in shell("status", code=5).stderr
 
 
 def test_migrate_does_not_create(quick_database_url: str) -> None:
@@ -162,12 +166,8 @@ def test_compact_gives_space_back(scene: Scene, shell: Shell) -> None:
     """On SQLite to the disk, as much as was pruned; on PostgreSQL to new rows. What it needs and
     whom it holds up is said first.
     """
-    jobs = [new_job(args=json.dumps("x" * 1_000)) for _ in range(2_000)]
-    scene.database.run(store.enqueue, jobs)
-    worker = register(scene.database, tasks=[TASK], concurrency=2_000)
     kept = enqueue(scene.database, delay=3600.0)
-    apply(scene.database, *(succeed(job) for job in claim(scene.database, worker, 2_000)))
-    scene.database.run(store.prune, JobState.SUCCEEDED, -60.0, 2_000)
+    flood_and_prune(scene.database)
     told = shell("db", "compact")
     before, after = (float(size) for size in re.findall(r"([\d.]+) MB", told.stdout))
     assert before > 2.0
@@ -181,6 +181,15 @@ def test_compact_gives_space_back(scene: Scene, shell: Shell) -> None:
     assert document["schema"] == "onward.db.compact/1"
     assert 0 < document["after"] < before * 1e6
     assert get(scene.database, kept[0]).state is JobState.QUEUED
+
+
+def flood_and_prune(database: Database) -> None:
+    """Two megabytes of jobs come and go."""
+    jobs = [new_job(args=json.dumps("x" * 1_000)) for _ in range(2_000)]
+    database.run(store.enqueue, jobs)
+    worker = register(database, tasks=[TASK], concurrency=2_000)
+    apply(database, *(succeed(job) for job in claim(database, worker, 2_000)))
+    database.run(store.prune, JobState.SUCCEEDED, -60.0, 2_000)
 
 
 TABLES = {"job", "finished", "attempt", "refusal", "worker"}
@@ -202,6 +211,47 @@ def test_compact_empties_the_log_too(tmp_path: Path) -> None:
         assert log.stat().st_size > 100_000
         Shell(url)("db", "compact")
         assert log.stat().st_size == 0
+
+
+def test_compact_says_what_an_open_reader_keeps(tmp_path: Path) -> None:
+    """The sizes are those of the files; nobody is held up for long; later the space is back."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    shell = Shell(url)
+    with closing(open_database(url)) as database:
+        flood_and_prune(database)
+        before = on_disk(tmp_path)
+        reader = apsw.Connection(str(tmp_path / "jobs.db"))
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM onward_job").fetchall()
+        began = time.monotonic()
+        document = shell.json("db", "compact")
+        assert time.monotonic() - began < 5
+        assert document["waits_for_reader"]
+        assert document["after"] == on_disk(tmp_path) > before / 2
+        assert "when the reader that is open now has ended" in shell("db", "compact").stderr
+        reader.close()
+        document = shell.json("db", "compact")
+        assert not document["waits_for_reader"]
+        assert document["after"] == on_disk(tmp_path) < before / 2
+
+
+def on_disk(folder: Path) -> int:
+    return sum((folder / name).stat().st_size for name in ("jobs.db", "jobs.db-wal"))
+
+
+def test_compact_beside_a_long_transaction_is_told_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    shell = Shell(url)
+    shell("db", "init")
+    writer = apsw.Connection(str(tmp_path / "jobs.db"))
+    writer.execute("BEGIN IMMEDIATE")
+    told = shell("db", "compact", code=5).stderr
+    assert "cannot be compacted now" in told
+    assert "using(connection" not in told
+    writer.close()
 
 
 # --- sql ------------------------------------------------------------------------------------------

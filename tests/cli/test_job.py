@@ -36,6 +36,12 @@ def test_the_json_document_is_complete(scene: Scene, shell: Shell) -> None:
     assert item["created_at"].endswith("Z")
 
 
+def test_failures_are_shown_as_failures(scene: Scene, shell: Shell) -> None:
+    scene.attempt(scene.enqueue(), RAISED)
+    (row,) = shell.rows("job", "list")
+    assert row["failed"] == "1/3"
+
+
 def test_filters_are_exact(scene: Scene, shell: Shell) -> None:
     names = ["a_b", "axb", "50%", "500", "back\\slash", "o'clock"]
     ids = {name: scene.enqueue(task=name) for name in names}

@@ -216,6 +216,39 @@ def test_a_file_that_is_no_database_is_told_so(tmp_path: Path) -> None:
     assert path.read_text().startswith("buy milk")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("doctor",),
+        ("db", "init"),
+        ("db", "sql", "claim"),
+        ("job", "list"),
+        ("bench",),
+        ("demo",),
+        ("worker", "shop.jobs:app"),
+    ],
+    ids=" ".join,
+)
+def test_sqlite_has_no_schemas(tmp_path: Path, words: tuple[str, ...]) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    result = CliRunner().invoke(root, ["--database", url, *words, "--schema", "jobs"])
+    assert result.exit_code == 2
+    assert "only PostgreSQL has schemas" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_schema_of_the_environment_counts_least_and_is_none_on_sqlite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONWARD_SCHEMA", "others")
+    words = ["--schema", "jobs", "db", "sql", "claim", "--dialect", "postgres"]
+    assert 'UPDATE "jobs".job' in CliRunner().invoke(root, words).stdout
+    assert 'UPDATE "others".job' in CliRunner().invoke(root, words[2:]).stdout
+    words = ["db", "init", "--database", f"sqlite:///{tmp_path}/jobs.db"]
+    assert CliRunner().invoke(root, words).exit_code == 0
+
+
 def test_an_empty_server_database_is_told_how_to_start(postgres_database: str) -> None:
     result = CliRunner().invoke(root, ["--database", postgres_database, "status"])
     assert result.exit_code == 5

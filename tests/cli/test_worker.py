@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from onward import Onward
 from onward.cli.root import root
 from tests.cli.shell import Shell, in_process
 
@@ -47,6 +48,7 @@ def test_the_defaults(called: Called) -> None:
         "grace": None,
         "name": None,
         "database": None,
+        "schema": None,
         "until_empty": False,
         "log_level": "INFO",
     }
@@ -79,9 +81,23 @@ def test_everything_is_handed_on(called: Called, monkeypatch: pytest.MonkeyPatch
         "grace": 120.0,
         "name": "big",
         "database": "sqlite:///x.db",
+        "schema": None,
         "until_empty": True,
         "log_level": "WARNING",
     }
+
+
+def test_a_schema_is_handed_on_but_not_that_of_the_environment(
+    called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app, which enqueues, knows nothing of `ONWARD_SCHEMA` either."""
+    assert worker("--schema", "jobs").exit_code == 0
+    assert called.given["schema"] == "jobs"
+    CliRunner().invoke(root, ["--schema", "jobs", "worker", "shop.jobs:app"])
+    assert called.given["schema"] == "jobs"
+    monkeypatch.setenv("ONWARD_SCHEMA", "others")
+    assert worker().exit_code == 0
+    assert called.given["schema"] is None
 
 
 @pytest.mark.parametrize(
@@ -132,10 +148,59 @@ def test_a_worker_runs_what_there_is_and_ends(
     subprocess.run([sys.executable, "shopcli.py"], check=True)
     done = in_process("worker", "shopcli:app", "--until-empty")
     assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].split()[3] == "supervisor.stopped"
     (row,) = shell.rows("job", "list")
     assert (row["state"], row["task"]) == ("succeeded", "shopcli.add")
     assert shell.json("job", "show", row["id"])["result"] == 3
     assert shell.json("workers")["items"][0]["state"] == "stopped"
+
+
+def test_a_worker_serves_the_schema_that_it_is_told(
+    postgres_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shopjobs.py").write_text(APP.format(url=postgres_database))
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(postgres_database)
+    shell("db", "init")
+    shell("db", "init", "--schema", "jobs")
+    app = Onward(postgres_database, schema="jobs")
+    app.task(name="shopjobs.add")(lambda x, y: x + y).enqueue(1, 2)
+    app.close()
+
+    done = in_process("worker", "shopjobs:app", "--schema", "jobs", "--until-empty")
+    assert done.returncode == 0, done.stderr
+    (row,) = shell.rows("job", "list", "--schema", "jobs")
+    assert row["state"] == "succeeded"
+
+
+def test_an_app_on_sqlite_has_no_schema_to_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shopfile.py").write_text(APP.format(url="sqlite:///here.db"))
+    monkeypatch.chdir(tmp_path)
+    done = in_process("worker", "shopfile:app", "--schema", "jobs", "--until-empty")
+    assert done.returncode == 2
+    assert "only PostgreSQL has schemas" in done.stderr
+    assert not Path("here.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("raise SystemExit(3)", 2, ["OW204", "cannot be imported", "SystemExit: 3"]),
+        ("import os; os._exit(3)", 1, ["worker.died", "exit code 3"]),
+    ],
+    ids=["SystemExit", "os._exit"],
+)
+def test_an_app_that_ends_the_program_when_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, status: int, said: list[str]
+) -> None:
+    (tmp_path / "quitting.py").write_text(f"{line}\n")
+    monkeypatch.chdir(tmp_path)
+    done = in_process("worker", "quitting:app")
+    assert done.returncode == status
+    assert [words for words in said if words not in done.stderr] == []
+    assert "supervisor.stopped" not in done.stderr
 
 
 def test_an_app_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,15 @@ def test_an_example_that_runs_its_own_worker(name: str, tmp_path: Path) -> None:
     assert [line for line in done.stdout.splitlines() if line in SAID[name]] == SAID[name]
 
 
+def test_the_example_of_retries_can_be_run_again(tmp_path: Path) -> None:
+    """What it says once more, save for the dead of the first time."""
+    script = copied("retries", tmp_path)
+    for _ in range(2):
+        done = run([sys.executable, script], tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "deliver is dead: RuntimeError: the bridge is closed" in done.stdout
+
+
 def test_the_quickstart_with_a_worker_beside_it(tmp_path: Path) -> None:
     script = copied("quickstart", tmp_path)
     worker = subprocess.Popen(

@@ -112,6 +112,41 @@ def test_an_unknown_id_is_not_found(app: Onward) -> None:
             look("5")
 
 
+def test_a_handle_knows_what_became_of_it_when_it_was_moved(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    """Whether it is fresh or was read; a later look counts for more."""
+    fresh, read = send.enqueue(), app.get(send.enqueue().id)
+    assert (fresh.cancel(), fresh.state) == ("cancelled", "cancelled")
+    assert (asyncio.run(_acancelled(app, read)), read.state) == ("cancelled", "cancelled")
+    running = send.enqueue()
+    by_hand.claim(app, running.id)
+    assert (running.cancel(), running.state) == ("cancelling", "cancelling")
+    dead = send.enqueue()
+    by_hand.bury(app, dead.id)
+    app.requeue(dead)
+    by_hand.succeed(app, dead.id)
+    assert dead.state == "queued"
+    assert dead.refresh().state == "succeeded"
+
+
+async def _acancelled(app: Onward, job: Handle[int]) -> str:
+    try:
+        return await job.acancel()
+    finally:
+        await app.aclose()
+
+
+def test_whoever_holds_a_job_can_name_it_by_that(app: Onward, send: SyncTask[..., int]) -> None:
+    job, gone = send.enqueue(), send.enqueue()
+    assert app.get(job) == job
+    for one in (job, gone):
+        by_hand.bury(app, one.id)
+    assert (app.requeue(job), job.state) == ("queued", "queued")
+    assert (app.discard(gone), gone.state) == ("cancelled", "cancelled")
+    assert (app.cancel(job), job.state) == ("cancelled", "cancelled")
+
+
 def test_a_queued_job_is_cancelled_at_once_and_again_changes_nothing(
     app: Onward, send: SyncTask[..., int]
 ) -> None:
@@ -197,6 +232,7 @@ def test_a_wait_that_is_too_short_says_what_the_job_is_doing(
         job.wait(timeout=0.2)
     assert isinstance(late.value, WaitTimeout)
     assert "it is queued" in late.value.what
+    assert f"onward status --database {app.database.shown_url};" in late.value.fix
     assert 0.2 <= time.monotonic() - started < 1
 
 
@@ -208,6 +244,11 @@ def test_a_wait_for_a_job_that_failed_tells_its_error(
     with pytest.raises(JobFailed, match="dead after attempt 1") as failed:
         job.wait(1)
     assert failed.value.why == "ValueError: too blue"
+    place = f"--database {app.database.shown_url}"
+    assert failed.value.fix == (
+        f"to see it: onward job show {job.id} {place};"
+        f" to try it again: onward dead requeue {job.id} {place}"
+    )
 
     async def scene() -> None:
         with pytest.raises(JobFailed, match="too blue"):
@@ -215,3 +256,16 @@ def test_a_wait_for_a_job_that_failed_tells_its_error(
         await app.aclose()
 
     asyncio.run(scene())
+
+
+def test_a_command_is_told_the_database_only_where_it_needs_to_be(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line finds `ONWARD_URL` by itself."""
+    monkeypatch.setenv("ONWARD_URL", url)
+    app = Onward()
+    job = app.task(name="shop.send")(lambda: None).enqueue()
+    with pytest.raises(WaitTimeout) as late:
+        job.wait(timeout=0)
+    assert "onward status;" in late.value.fix
+    app.close()

@@ -697,8 +697,13 @@ def test_an_async_connection_is_for_aenqueue(postgres_shop: Shop) -> None:
 
 
 def test_a_database_without_the_schema_is_named(server_shop: Shop, postgres_database: str) -> None:
-    with psycopg.connect(postgres_database) as connection, pytest.raises(SchemaMissing):
-        server_shop.send.using(connection=connection).enqueue(1)
+    """The connection's database is meant, and not that of the app's URL."""
+    with psycopg.connect(postgres_database) as connection:
+        with pytest.raises(SchemaMissing, match="this connection leads to has no Onw") as missing:
+            server_shop.send.using(connection=connection).enqueue(1)
+        connection.rollback()
+    assert "named onward" in missing.value.what
+    assert server_shop.app.database.shown_url not in missing.value.what
 
     async def scene() -> None:
         engine = create_async_engine(
@@ -718,8 +723,10 @@ def test_a_file_gets_its_tables_on_first_use_but_not_under_the_callers_lock(tmp_
     with closing(sqlite3.connect(tmp_path / "onward.db")) as connection:
         connection.execute("CREATE TABLE note (body TEXT)")
         connection.execute("INSERT INTO note VALUES ('mine')")
-        with pytest.raises(SchemaMissing, match="no Onward schema"):
+        with pytest.raises(SchemaMissing, match="no Onward schema") as missing:
             shop.send.using(connection=connection).enqueue(1)
+        assert missing.value.why == "in a transaction of yours no tables are made"
+        assert "app.database.migrate()" in missing.value.fix
         connection.commit()
         shop.send.using(connection=connection).enqueue(1)
         connection.commit()

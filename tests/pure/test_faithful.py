@@ -273,6 +273,31 @@ def test_what_json_would_bend_without_an_annotation_is_refused_with_a_way_out(
     assert said in message
 
 
+@pytest.mark.parametrize(
+    ("value", "annotation", "said"),
+    [
+        ({"price": 1.0, "tags": []}, Item, "pass a tests.pure.payloads.Item"),
+        ({"street": "Elm", "since": None}, Address, "pass a tests.pure.payloads.Address"),
+        (Discounted(1.0), Item, "pass a tests.pure.payloads.Item"),
+        ([1], set[int], "pass a set"),
+        ([1], tuple[int, ...], "pass a tuple"),
+        (str(uuid.UUID(int=1)), uuid.UUID, "pass a uuid.UUID"),
+        ("2024-01-01T00:00:00Z", dt.datetime, "pass a datetime.datetime"),
+        (1, Colour, "pass a tests.pure.payloads.Colour"),
+        ("small", Size, "pass a tests.pure.payloads.Size"),
+        ("YQ==", bytes, "pass bytes"),
+        ({str(uuid.UUID(int=1)): 1}, dict[uuid.UUID, int], "pass a uuid.UUID"),
+    ],
+    ids=lambda value: safe_repr(value, 30),
+)
+def test_where_something_is_declared_the_advice_is_to_pass_that(
+    value: object, annotation: Any, said: str
+) -> None:
+    message = refused([value], list[annotation])
+    assert f"fix: {said}" in message
+    assert "annotate" not in message
+
+
 def test_a_subclass_does_not_arrive_as_its_base() -> None:
     assert "Discounted and would arrive as a" in refused(Discounted(1.0), Item)
     assert "`x`" in refused(Number(1), int)

@@ -168,7 +168,7 @@ def test_postgres_without_a_schema_names_the_command(fresh_postgres: Database) -
         lambda: asyncio.run(in_async()),
     ]
     for use in uses:
-        with pytest.raises(SchemaMissing, match="has no Onward schema") as caught:
+        with pytest.raises(SchemaMissing, match="has no Onward schema named onward\n") as caught:
             use()
         assert caught.value.fix == f"onward db init --database {fresh_postgres.shown_url}"
     assert fresh_postgres.schema_version() == 0

@@ -170,6 +170,8 @@ def check_results() -> None:
     assert_type(app.get(UUID(int=0)).state, JobState)
     assert_type(app.counts(), dict[str, int])
     assert_type(app.cancel(uuid4()), JobState)
+    assert_type(app.cancel(plain.enqueue(5)), JobState)
+    assert_type(app.get(plain.enqueue(5)), Handle[Any])
     assert_type(plain.enqueue(5).state == "succeeded", bool)
 
 

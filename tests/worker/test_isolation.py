@@ -210,13 +210,19 @@ def test_an_attempt_that_has_not_begun_ends_when_it_is_killed(stuck: Stuck, ahea
     assert all(process.poll() is not None for process in stuck.processes)
 
 
-def test_an_app_that_cannot_be_loaded_is_told_as_the_attempts_end(shop: Onward) -> None:
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [("soon", "could not convert string to float"), ("never", "SystemExit: 3")],
+)
+def test_an_app_that_cannot_be_loaded_is_told_as_the_attempts_end(
+    shop: Onward, loads: str, said: str
+) -> None:
     """It is an ordinary failure, with the app's own error."""
-    with running(shop.url, target=SLOW, environment={"ONWARD_TEST_LOADS": "soon"}):
+    with running(shop.url, target=SLOW, environment={"ONWARD_TEST_LOADS": loads}):
         job = tasks.isolated_echo.using(max_attempts=2).enqueue("x")
         wait_over([job])
     assert ends(job) == ["failed: crashed"] * 2
-    assert "could not convert string to float" in last_error(job).message
+    assert said in last_error(job).message
 
 
 def test_a_system_without_room_charges_nobody(

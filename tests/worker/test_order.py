@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,6 +238,18 @@ def test_a_queue_that_no_task_uses_is_doubted(
     with running(shop.url, queues=[("emial", None), ("default", 2)]) as worker:
         wait_until(lambda: "queue.unknown queue=emial" in worker.log())
         assert worker.log().count("queue.unknown") == 1
+
+
+def test_an_app_without_tasks_is_doubted(
+    app: Onward, shop: Onward, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Whoever runs it, an embedded worker or one of a supervisor."""
+    with caplog.at_level(logging.WARNING, "onward"), app.worker():
+        pass
+    assert caplog.text.count("tasks.none hint=") == 1
+    (tmp_path / "idle_shop.py").write_text("from onward import Onward\napp = Onward()\n")
+    with running(shop.url, target=f"{tmp_path}/idle_shop.py:app") as worker:
+        wait_until(lambda: "tasks.none hint=" in worker.log())
 
 
 def test_a_task_that_nobody_knows_waits_and_the_log_says_so(

@@ -29,7 +29,7 @@ from onward.worker.changes import told
 from onward.worker.isolation import exit_text
 from onward.worker.keeper import Keeper, hold_lock, is_free, kept, remove_lock
 from onward.worker.lanes import EDGE, START, Lanes
-from onward.worker.loading import load_app
+from onward.worker.loading import import_modules, load_app
 from onward.worker.stage import keep_going
 from onward.worker.threads import Threads
 from tests.store.builders import enqueue, hand, register
@@ -544,3 +544,14 @@ def test_an_import_that_fails_inside_the_app_is_shown_where_it_fails(folder: Pat
     assert "No module named 'not_installed_here'" in caught.value.why
     assert 'needy_jobs.py", line 1' in caught.value.why
     assert "importlib" not in caught.value.why
+
+
+def test_a_module_that_ends_the_program_is_named(folder: Path) -> None:
+    """The app's, and one of its tasks' where another process imports them."""
+    (folder / "quitting_jobs.py").write_text("import sys\nsys.exit(3)\n")
+    loads = (lambda: load_app("quitting_jobs:app"), lambda: import_modules(["quitting_jobs"]))
+    for load in loads:
+        with pytest.raises(AppNotFound, match="quitting_jobs cannot be imported") as caught:
+            load()
+        assert "SystemExit: 3" in caught.value.why
+        assert "__main__" in caught.value.fix

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -209,6 +211,44 @@ def test_a_database_without_tables_ends_the_supervisor(postgres_database: str) -
     assert "onward db init" in done.stderr
 
 
+@pytest.mark.parametrize("wrong", ["name", "user"])
+def test_a_server_that_turns_the_url_away_ends_the_supervisor(
+    postgres_url: str, wrong: str
+) -> None:
+    """No such database, no such user: waiting mends neither, so the whole error and status 5."""
+    parts = urlsplit(postgres_url)
+    if wrong == "name":
+        url = parts._replace(path="/nowhere_at_all").geturl()
+    else:
+        url = parts._replace(netloc=f"nobody_at_all@{parts.netloc.rpartition('@')[2]}").geturl()
+    done = start("tests.support.tasks:app", url=url)
+    assert done.returncode == 5
+    assert "why: the server answers, and " in done.stderr
+    assert "fix: " in done.stderr
+
+
+def test_a_server_that_does_not_answer_is_waited_for() -> None:
+    """The one line in the log says what to look at, and that it goes on by itself."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # Bound and not listening: the port is closed.
+        url = f"postgresql://app@127.0.0.1:{nobody.getsockname()[1]}/shop"
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "onward.cli", "worker", "tests.support.tasks:app"],
+            cwd=ROOT,
+            env=os.environ | {"ONWARD_URL": url},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert worker.stderr is not None
+        try:
+            line = next(line for line in worker.stderr if "supervisor.waits" in line)
+            assert "tries again until it answers" in line
+            assert worker.poll() is None
+        finally:
+            worker.terminate()
+            worker.communicate(timeout=30)
+
+
 def test_an_app_may_be_a_file(shop: Onward, tmp_path: Path) -> None:
     """`path/to/jobs.py:app`, with tasks that run in processes of their own, too."""
     file = tmp_path / "jobs.py"
@@ -301,3 +341,10 @@ def test_a_worker_process_that_is_told_to_stop_alone_is_replaced(shop: Onward) -
         worker.terminate()
         assert worker.wait(20) == 0
     assert {tuple(ends(job)) for job in jobs} == {("succeeded",)}
+
+
+def test_a_worker_whose_supervisor_is_gone_says_so(shop: Onward) -> None:
+    with running(shop.url) as worker:
+        worker.process.send_signal(signal.SIGKILL)
+        wait_until(lambda: "worker.orphaned" in worker.log())
+        assert "the supervisor is gone" in worker.log()

@@ -45,6 +45,7 @@ def bench(place: Place, jobs: int, seconds: float, as_json: bool) -> None:
     from onward.bench.course import figures
     from onward.bench.scratch import scratch
 
+    place.check_schema(place.chosen)
     found: list[dict[str, object]] = []
     with scratch(place.chosen) as there:
         message(f"measuring beside {there.database.shown_url}: about half a minute")

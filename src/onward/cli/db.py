@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from onward.cli.options import Place, examples, json_option, parse_duration, place_options
-from onward.cli.places import named, opened, schema_inside
+from onward.cli.places import file_of, named, opened, schema_inside
 from onward.cli.root import NOT_FOUND, PROBLEM, Family
 from onward.cli.screen import Screen, message, print_json, say
 from onward.cli.table import Column
@@ -65,7 +65,7 @@ def migrate(place: Place, dry_run: bool, as_json: bool) -> None:
     with opened(place, create=True) as database:
         applied = schema_inside(database)
         if applied == 0 or applied > newest(database.dialect):
-            check_version(database.shown_url, database.dialect, applied)
+            check_version(database, applied)
         if dry_run:
             names = [f"{m.version:04}_{m.name}" for m in missing(database.dialect, applied)]
             _say_migrated(database, "migrate", names, as_json, dry_run=True)
@@ -75,7 +75,7 @@ def migrate(place: Place, dry_run: bool, as_json: bool) -> None:
 
 def _migrate(database: Database, command: str, as_json: bool) -> None:
     names = database.migrate()
-    check_version(database.shown_url, database.dialect, database.schema_version())
+    check_version(database, database.schema_version())
     _say_migrated(database, command, names, as_json)
 
 
@@ -252,12 +252,15 @@ def compact(place: Place, as_json: bool) -> None:
     with opened(place) as database:
         before = _size(database)
         message(COMPACTING[database.dialect].format(size=_megabytes(before)))
-        database.compact()
+        done = database.compact()
         after = _size(database)
+    sizes = {"before": before, "after": after}
     if as_json:
-        print_json("db.compact/1", database=database.shown_url, before=before, after=after)
-    else:
-        say(f"{_megabytes(before)} before, {_megabytes(after)} now")
+        print_json("db.compact/1", database=database.shown_url, **sizes, waits_for_reader=not done)
+        return
+    say(f"{_megabytes(before)} before, {_megabytes(after)} now")
+    if not done:
+        message("the file shrinks when the reader that is open now has ended")
 
 
 COMPACTING = {
@@ -269,6 +272,11 @@ COMPACTING = {
 
 
 def _size(database: Database) -> int:
+    """In bytes: of the file and its log as they lie on the disk, or as the server counts."""
+    path = file_of(database)
+    if path is not None:
+        log = path.with_name(f"{path.name}-wal")
+        return path.stat().st_size + (log.stat().st_size if log.exists() else 0)
     return int(database.read(store.read, "size")[0][0])
 
 

@@ -12,7 +12,7 @@ import click
 
 from onward.app import discard_change, requeue_change
 from onward.cli.bulk import Request, carry_out
-from onward.cli.filters import DEAD, Filter, matching, up_to
+from onward.cli.filters import DEAD, Filter, matching, unknown_names, up_to
 from onward.cli.options import (
     Place,
     bulk_options,
@@ -59,7 +59,7 @@ def _filter_options(function: F) -> F:
     epilog=examples(
         "onward dead list",
         "onward dead requeue --task billing.charge",
-        "onward dead discard 0193a1b2",
+        "onward dead discard 0193a1b2-c3d4-7e5f",
     ),
 )
 def dead() -> None:
@@ -90,7 +90,7 @@ def dead() -> None:
     show_default=True,
     help="How many at most.",
 )
-@click.option("--before", metavar="ID", help="The next page: jobs older than this one.")
+@click.option("--before", metavar="ID", help="The next page: jobs below this one.")
 @json_option
 @place_options
 @click.pass_obj
@@ -104,12 +104,13 @@ def list_dead(
     before: str | None,
     as_json: bool,
 ) -> None:
-    """List dead jobs, the newest first, each with the error of its last attempt."""
+    """List dead jobs by id, from the highest, each with the error of its last attempt."""
     chosen = Filter(task=task, queue=queue, older_than=older_than, error_like=error_like)
     with opened(place) as database:
         start = whole_id(database, before) if before else None
         found = list(up_to(limit, matching(database, DEAD, chosen, start)))
         now = database.read(store.now)
+        unknown = [] if found else list(unknown_names(database, chosen))
     items = marked(found, _OPTIONAL)
     following = items[-1]["id"] if len(items) == limit else None
     if as_json:
@@ -119,6 +120,8 @@ def list_dead(
         Screen(now).table(COLUMNS, items)
     else:
         message("no job is dead" if chosen.empty else f"no dead job matches: {chosen}")
+        for problem in unknown:
+            message(problem)
     report_damage(items)
     if following:
         message(f"there may be more: --before {plain(following)}")
@@ -143,7 +146,7 @@ def _act_options(function: F) -> F:
 
 @dead.command(
     epilog=examples(
-        "onward dead requeue 0193a1b2",
+        "onward dead requeue 0193a1b2-c3d4-7e5f",
         "onward dead requeue --error-like ConnectionTimeout --dry-run",
         "onward dead requeue --task billing.charge --limit 1",
         "onward dead requeue --all --yes",
@@ -168,7 +171,7 @@ def requeue(place: Place, /, **given: Any) -> None:
 
 @dead.command(
     epilog=examples(
-        "onward dead discard 0193a1b2",
+        "onward dead discard 0193a1b2-c3d4-7e5f",
         "onward dead discard --task old.task --reason 'task was removed'",
         "onward dead discard --queue reports --older-than 30d --dry-run",
         note="A discarded job ends cancelled, with the reason. It cannot be brought back.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onward.cli.options import Place, examples, place_options
+from onward.cli.options import SCHEMA, Place, database_option, examples, schema_option
 
 
 @click.command(
@@ -37,7 +37,10 @@ from onward.cli.options import Place, examples, place_options
 @click.option(
     "--keep", is_flag=True, help="Leave the database and the dead jobs for a look around."
 )
-@place_options
+@database_option(
+    "sqlite:///file.db or postgresql://user@host/name [default: a temporary file; not ONWARD_URL]."
+)
+@schema_option(SCHEMA, "ONWARD_SCHEMA")
 @click.pass_obj
 def demo(place: Place, folder: Path | None, files: int, processes: int, keep: bool) -> None:
     """See Onward at work: jobs, a crash, a recovery.
@@ -52,6 +55,7 @@ def demo(place: Place, folder: Path | None, files: int, processes: int, keep: bo
     """
     from onward import demo as tour
 
+    place.check_schema(place.url or "sqlite:")  # A file of its own.
     status = tour.run(
         folder,
         place.url,

@@ -122,7 +122,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 def matching(
     database: Database, kind: Kind, chosen: Filter, before: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The jobs of a kind that a filter shows, the newest first."""
+    """The jobs of a kind that a filter shows, from the highest id."""
     names = {"queue": chosen.queue, "task": chosen.task, "until": _until(database, chosen)}
     while True:
         page = database.read(store.read, kind.statement, before=before, limit=PAGE, **names)

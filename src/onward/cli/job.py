@@ -9,7 +9,7 @@ import click
 
 from onward.app import cancel_change, requeue_change
 from onward.cli.bulk import Request, carry_out
-from onward.cli.filters import PENDING, Filter
+from onward.cli.filters import PENDING, Filter, unknown_names
 from onward.cli.options import (
     Place,
     bulk_options,
@@ -38,7 +38,7 @@ COLUMNS = (
     Column("task", elastic=True),
     Column("queue", elastic=True, spare=True),
     Column("priority", "prio", spare=True),
-    Column("tries"),
+    Column("tries", "failed"),
     Column("created_at", "created", spare=True),
     Column("when"),
     Column("note", elastic=True),
@@ -50,7 +50,9 @@ _OPTIONAL = frozenset({"worker", "started_at", "finished_at", "reason", "note"})
 @click.group(
     cls=Family,
     epilog=examples(
-        "onward job list --state dead", "onward job show 0193a1b2", "onward job cancel 0193a1b2"
+        "onward job list --state dead",
+        "onward job show 0193a1b2-c3d4-7e5f",
+        "onward job cancel 0193a1b2-c3d4-7e5f",
     ),
 )
 def job() -> None:
@@ -89,7 +91,7 @@ def job() -> None:
     show_default=True,
     help="How many at most.",
 )
-@click.option("--before", metavar="ID", help="The next page: jobs older than this one.")
+@click.option("--before", metavar="ID", help="The next page: jobs below this one.")
 @json_option
 @place_options
 @click.pass_obj
@@ -102,15 +104,18 @@ def list_jobs(
     before: str | None,
     as_json: bool,
 ) -> None:
-    """List jobs, the newest first.
+    """List jobs by id, from the highest: of ids that Onward made, the newest come first.
 
-    WHEN is when a queued job is due, when a running one started, and when the others ended.
+    FAILED counts failures of those that are allowed, and losses if there were any. WHEN is when a
+    queued job is due, when a running one started, and when the others ended.
     """
     with opened(place) as database:
         start = whole_id(database, before) if before else None
         filters = {"state": state, "queue": queue, "task": task}
         rows = database.read(store.read, "list", before=start, limit=limit, **filters)
         now = database.read(store.now)
+        named = Filter(queue=queue, task=task)
+        unknown = [] if rows else list(unknown_names(database, named))
     items = marked([_listed(row) for row in rows], _OPTIONAL)
     following = items[-1]["id"] if len(items) == limit else None
     if as_json:
@@ -120,6 +125,8 @@ def list_jobs(
         Screen(now).table(COLUMNS, items)
     else:
         message("no job matches" if any(filters.values()) else "there are no jobs yet")
+        for problem in unknown:
+            message(problem)
     report_damage(items)
     if following:
         message(f"there may be more: --before {plain(following)}")
@@ -171,8 +178,8 @@ def _note(row: tuple[Any, ...]) -> str | None:
 @job.command(
     epilog=examples(
         "onward job show 0193a1b2-c3d4-7e5f",
-        "onward job show 0193a1b2 --database sqlite:///jobs.db",
-        "onward job show 0193a1b2 --json",
+        "onward job show 0193a1b2-c3d4-7e5f --database sqlite:///jobs.db",
+        "onward job show 0193a1b2-c3d4-7e5f --json",
     )
 )
 @click.argument("id", metavar="ID")
@@ -197,7 +204,7 @@ def show(place: Place, id: str, as_json: bool) -> None:
 
 @job.command(
     epilog=examples(
-        "onward job cancel 0193a1b2 0193a1c7",
+        "onward job cancel 0193a1b2-c3d4-7e5f 0193a1c7-d5e6-7f80",
         "onward job cancel --queue reports --dry-run",
         "onward job cancel --task old.task --older-than 1d",
         note="A queued job is cancelled at once. A running one is asked to stop: it "
@@ -252,8 +259,8 @@ def _check_one_way(ids: Sequence[str], chosen: Filter, given: Mapping[str, Any])
 
 @job.command(
     epilog=examples(
-        "onward job requeue 0193a1b2",
-        "onward job requeue 0193a1b2 0193a1c7",
+        "onward job requeue 0193a1b2-c3d4-7e5f",
+        "onward job requeue 0193a1b2-c3d4-7e5f 0193a1c7-d5e6-7f80",
         "onward dead requeue --task billing.charge",
         note="Attempt numbers go on where they were and history stays; the budgets of failures and "
         "losses start afresh.",

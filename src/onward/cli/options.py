@@ -8,15 +8,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import click
+from click.core import ParameterSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Place(NamedTuple):
-    """Which database a command is about. `url` is None where none was named on the command line."""
+    """Which database a command is about. `url` and `told_schema` are None where none was named on
+    the command line; `schema` may also be that of the environment.
+    """
 
     url: str | None = None
     schema: str = "onward"
+    told_schema: str | None = None
 
     @property
     def chosen(self) -> str:
@@ -25,33 +29,54 @@ class Place(NamedTuple):
 
         return self.url or default_url()
 
+    def check_schema(self, url: str) -> None:
+        """Refuse a schema that was asked for where there are none."""
+        if self.told_schema is not None and url.lower().startswith("sqlite:"):
+            raise click.UsageError(
+                f"--schema {self.told_schema}: the database is SQLite, and only PostgreSQL has"
+                " schemas."
+            )
+
 
 def _place(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    """Keep what was named; what stands nearer to the command wins."""
+    """Keep what was named; what stands nearer to the command wins, and the environment least."""
     if value is None:
         return
     known = context.obj if isinstance(context.obj, Place) else Place()
-    context.obj = known._replace(**{"url" if parameter.name == "database" else "schema": value})
+    if parameter.name == "database":
+        context.obj = known._replace(url=value)
+    elif context.get_parameter_source("schema") is ParameterSource.COMMANDLINE:
+        context.obj = known._replace(schema=value, told_schema=value)
+    elif known.told_schema is None:
+        context.obj = known._replace(schema=value)
 
 
 def place_options(function: F) -> F:
     """`--database` and `--schema`."""
-    schema = click.option(
-        "--schema",
-        metavar="NAME",
-        callback=_place,
-        expose_value=False,
-        envvar="ONWARD_SCHEMA",
-        help="PostgreSQL only: the schema of Onward's tables.",
-    )
+    schema = schema_option(SCHEMA, "ONWARD_SCHEMA")
     text = "sqlite:///file.db or postgresql://user@host/name"
     default = "[default: ONWARD_URL, or sqlite:///onward.db]"
     return database_option(f"{text} {default}.")(schema(function))
 
 
+SCHEMA = "PostgreSQL only: the schema of Onward's tables."
+
+
 def database_option(text: str) -> Callable[[F], F]:
     """`--database` alone, with its line in the help."""
     return click.option("--database", metavar="URL", callback=_place, expose_value=False, help=text)
+
+
+def schema_option(text: str, variable: str | None = None) -> Callable[[F], F]:
+    """`--schema` alone, with its line in the help."""
+    return click.option(
+        "--schema",
+        metavar="NAME",
+        callback=_place,
+        expose_value=False,
+        envvar=variable,
+        help=text,
+    )
 
 
 def json_option(function: F) -> F:
@@ -84,7 +109,7 @@ def bulk_options(function: F) -> F:
         "--limit",
         type=click.IntRange(1),
         metavar="N",
-        help="How many at most, the newest first.",
+        help="How many at most, from the highest id.",
     )
     yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
     dry_run = click.option("--dry-run", is_flag=True, help="Only show what would be changed.")

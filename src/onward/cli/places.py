@@ -17,6 +17,7 @@ from onward.lifecycle import JobState
 from onward.store import store
 from onward.store.database import Database
 from onward.store.migrate import check_version
+from onward.store.options import options_of
 from onward.store.url import open_database
 
 
@@ -42,6 +43,7 @@ def opened(place: Place, *, create: bool = False) -> Generator[Database]:
 
 def named(place: Place) -> Database:
     """The database that the command line names; nothing is opened yet."""
+    place.check_schema(place.chosen)
     return open_database(place.chosen, schema=place.schema)
 
 
@@ -57,9 +59,9 @@ def _check_there(database: Database) -> None:
             f"there is no database file {path}",
             why="looking creates nothing; an app or a worker creates the file on first use",
             fix="name the right one with --database or ONWARD_URL, or: "
-            f"onward db init --database {database.shown_url}",
+            f"onward db init {options_of(database)}",
         )
-    check_version(database.shown_url, database.dialect, schema_inside(database))
+    check_version(database, schema_inside(database))
 
 
 def schema_inside(database: Database) -> int:

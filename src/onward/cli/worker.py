@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from onward.cli.options import Place, database_option, examples, parse_duration
+from onward.cli.options import (
+    Place,
+    database_option,
+    examples,
+    parse_duration,
+    schema_option,
+)
 from onward.config import MOST_CONCURRENCY
 from onward.names import check_name
 
@@ -95,6 +101,7 @@ def _queue(text: str, parameter: click.Parameter) -> tuple[str, int | None]:
     help="What is logged to stderr.",
 )
 @database_option("Instead of the app's own: sqlite:///file.db or postgresql://user@host/name.")
+@schema_option("PostgreSQL only: instead of the app's own.")
 @click.pass_obj
 def worker(
     place: Place,
@@ -114,6 +121,7 @@ def worker(
     """
     from onward.worker import supervisor
 
+    place.check_schema(place.url or "")
     status = supervisor.run(
         target=target,
         processes=processes,
@@ -122,6 +130,7 @@ def worker(
         grace=grace,
         name=name,
         database=place.url,
+        schema=place.told_schema,
         until_empty=until_empty,
         log_level=log_level.upper(),
     )

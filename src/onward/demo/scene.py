@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tempfile
 from collections.abc import Generator, Mapping
@@ -14,6 +13,7 @@ from msgspec import Struct
 from onward.demo.tasks import app
 from onward.store.database import Database
 from onward.store.migrate import check_version
+from onward.store.options import options_of
 
 
 class Scene(Struct, frozen=True, kw_only=True):
@@ -37,8 +37,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     @property
     def options(self) -> str:
         """How to name the database to a command."""
-        schema = "" if self.schema == "onward" else f" --schema {self.schema}"
-        return f"--database {shlex.quote(self.database.shown_url)}{schema}"
+        return options_of(self.database)
 
 
 @contextmanager
@@ -70,5 +69,5 @@ def make_tables(database: Database) -> list[str]:
     applied = database.schema_version()
     if applied == 0:
         return database.migrate()
-    check_version(database.shown_url, database.dialect, applied)
+    check_version(database, applied)
     return []

@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from onward.errors import InvalidOption
+from onward.errors import InvalidOption, SchemaMissing
 from onward.store.database import Again, Database
-from onward.store.migrate import check_version
+from onward.store.migrate import named
+from onward.store.options import schema_option
 from onward.store.statements import Op, Rows, Statement
 from onward.store.ways import Spelt, Way, is_async_sqlalchemy, unfit, unscoped, way_through
 
@@ -136,8 +137,18 @@ def _steps(
         return (yield from _whole(way, op))
     except Exception as error:
         if _sqlstate(error) in _MISSING:
-            check_version(database.shown_url, database.dialect, 0)
+            raise _schema_missing_there(database) from error
         raise
+
+
+def _schema_missing_there(database: Database) -> SchemaMissing:
+    """The caller's connection may lead elsewhere than the app's URL: that one is not to blame."""
+    return SchemaMissing(
+        f"the database that this connection leads to has no Onward schema{named(database)}",
+        why="the job is written where the connection leads, whatever the app's URL is",
+        fix=f"connect to the app's database, {database.shown_url}, or make the tables in that one:"
+        f" onward db init --database URL{schema_option(database)}",
+    )
 
 
 def _spelt(way: Way, op: Op[T]) -> Steps[T]:

@@ -40,6 +40,10 @@ class Unknown(DatabaseUnavailable):
     """A COMMIT found no answer: nobody knows whether its transaction took."""
 
 
+class TurnedAway(DatabaseUnavailable):
+    """The server answers and lets nobody in by this URL: waiting does not mend that."""
+
+
 class Wakeup(Protocol):
     """A hint that something may have been enqueued. It may come too often or be lost: the poll is
     the truth.
@@ -60,6 +64,9 @@ class Database(Protocol):
 
     dialect: str
     shown_url: str
+    schema: str
+    """PostgreSQL's schema of the tables; empty on SQLite."""
+
     notifies: bool
     """Whether a wake-up costs the enqueuer something, so that workers should say when they want
     none.
@@ -110,8 +117,10 @@ class Database(Protocol):
         """
         ...
 
-    def compact(self) -> None:
-        """Give the space of rows that are gone to new ones, or back to the disk."""
+    def compact(self) -> bool:
+        """Give the space of rows that are gone to new ones, or back to the disk; returns whether
+        that is done, or waits for a reader.
+        """
         ...
 
     def facts(self) -> dict[str, Any]:

@@ -7,9 +7,13 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from onward.errors import SchemaMissing
+from onward.store.options import options_of
+
+if TYPE_CHECKING:
+    from onward.store.database import Database
 
 
 class Migration(NamedTuple):
@@ -41,37 +45,48 @@ def missing(dialect: str, applied: int) -> list[Migration]:
     return [migration for migration in migrations(dialect) if migration.version > applied]
 
 
-def check_version(shown_url: str, dialect: str, applied: int) -> None:
+def check_version(database: Database, applied: int) -> None:
     """Refuse a database whose schema this code does not know.
+
+    Args:
+        database: which one.
+        applied: the newest migration in it; 0 when there is none.
 
     Raises:
         SchemaMissing: it has none, or an older or newer one.
     """
-    wanted = newest(dialect)
+    wanted = newest(database.dialect)
     if applied == wanted:
         return
+    place = f" (in {database.schema})" if database.schema else ""
+    found = f"{database.shown_url}{place} has Onward's schema {applied}"
     if applied > wanted:
         raise SchemaMissing(
-            f"{shown_url} has Onward's schema {applied}; this version of Onward knows {wanted}",
+            f"{found}; this version of Onward knows {wanted}",
             why="a newer version of Onward has migrated the database",
             fix="upgrade the onward package here",
         )
     if applied == 0:
-        raise schema_missing(shown_url)
+        raise schema_missing(database)
     raise SchemaMissing(
-        f"{shown_url} has Onward's schema {applied}; this version needs {wanted}",
+        f"{found}; this version needs {wanted}",
         why=ONLY_WHEN_TOLD,
-        fix=f"onward db migrate --database {shown_url}",
+        fix=f"onward db migrate {options_of(database)}",
     )
 
 
 ONLY_WHEN_TOLD = "tables are created and changed only when you say so"
 
 
-def schema_missing(shown_url: str) -> SchemaMissing:
+def schema_missing(database: Database) -> SchemaMissing:
     """A database without Onward's tables, as an error."""
     return SchemaMissing(
-        f"{shown_url} has no Onward schema",
+        f"{database.shown_url} has no Onward schema{named(database)}",
         why=ONLY_WHEN_TOLD,
-        fix=f"onward db init --database {shown_url}",
+        fix=f"onward db init {options_of(database)}",
     )
+
+
+def named(database: Database) -> str:
+    """Which schema was looked for; nothing on SQLite, which has one."""
+    return f" named {database.schema}" if database.schema else ""

@@ -140,13 +140,14 @@ class PostgresDatabase:
         with translated(self), self._connect(self.url) as connection:
             connection.execute(self._sql("DROP SCHEMA IF EXISTS {} CASCADE"))
 
-    def compact(self) -> None:
+    def compact(self) -> bool:
         with translated(self), self._connect(self.url) as connection:
             connection.execute(
                 self._sql(
                     "VACUUM (ANALYZE) {0}.job, {0}.finished, {0}.attempt, {0}.refusal, {0}.worker"
                 )
             )
+        return True
 
     def facts(self) -> dict[str, Any]:
         with translated(self), self._connect(self.url) as connection:
@@ -463,7 +464,7 @@ class PostgresDatabase:
         """Once a process: is the schema ours, and must each statement ask for READ COMMITTED by
         itself?
         """
-        check_version(self.shown_url, "postgres", version)
+        check_version(self, version)
         self._strict = bool(isolation and isolation[0] != "read committed")
         self._known = True
 

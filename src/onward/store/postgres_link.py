@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.store.coalesce import AsyncCoalescer
-from onward.store.database import Again, Duplicate, Refused, Unknown
+from onward.store.database import Again, Duplicate, Refused, TurnedAway, Unknown
 from onward.store.migrate import schema_missing
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ def translated(database: PostgresDatabase) -> Generator[None]:
         raise
     except MISSING as error:
         database.forget_schema()
-        raise schema_missing(database.shown_url) from error
+        raise schema_missing(database) from error
     except errors.UniqueViolation as error:
         raise Duplicate(f"{database.shown_url}: {first_line(error)}") from error
     except REFUSED as error:
         raise Refused(f"{database.shown_url} refuses the write: {first_line(error)}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        why, fix = _cause(str(error))
-        raise DatabaseUnavailable(
+        kind, why, fix = _cause(str(error))
+        raise kind(
             f"{database.shown_url} cannot be reached: {first_line(error)}", why=why, fix=fix
         ) from error
     except psycopg.Error as error:
@@ -120,19 +120,22 @@ def commit_watched(shown_url: str) -> Generator[Commit]:
         ) from error
 
 
-_CAUSES = (
+_CAUSES: tuple[tuple[str, type[DatabaseUnavailable], str, str], ...] = (
     (
         r'database ".*" does not exist',
+        TurnedAway,
         "the server answers, and has no database of that name",
         "createdb NAME, or mend the URL: postgresql://user@host/NAME",
     ),
     (
         r'role ".*" does not exist|authentication failed|no pg_hba.conf entry|no password supplied',
+        TurnedAway,
         "the server answers, and does not let this user in",
         "mend the user or the password in the URL, or pg_hba.conf",
     ),
     (
         r"could not translate host name|[Nn]ame or service not known|failed to resolve host",
+        DatabaseUnavailable,
         "no machine of that name is known here",
         "mend the host in the URL: postgresql://user@HOST/name",
     ),
@@ -140,14 +143,15 @@ _CAUSES = (
 """What PostgreSQL's words at a failed connection mean; such an error bears no code."""
 
 
-def _cause(text: str) -> tuple[str, str]:
+def _cause(text: str) -> tuple[type[DatabaseUnavailable], str, str]:
     """Why a server cannot be reached, and what helps."""
-    for words, why, fix in _CAUSES:
+    for words, kind, why, fix in _CAUSES:
         if re.search(words, text):
-            return why, fix
+            return kind, why, fix
     return (
+        DatabaseUnavailable,
         "the server is down, restarting, out of connections, or the network is cut",
-        "check that the server answers: psql, pg_isready; Onward goes on when it is back",
+        "check that the server answers: psql, pg_isready; a worker tries again until it answers",
     )
 
 

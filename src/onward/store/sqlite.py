@@ -41,6 +41,9 @@ BUSY_SECONDS = 10.0
 unavailable.
 """
 
+LAST_READER_SECONDS = 0.3
+"""How long the end of a compaction waits for a reader: nobody can write meanwhile."""
+
 REPEATS = 50
 """How often an operation is repeated that meets a world which has just moved on."""
 
@@ -55,6 +58,7 @@ class SqliteDatabase:
     """
 
     dialect = "sqlite"
+    schema = ""
     notifies = False
     local = True
 
@@ -126,11 +130,13 @@ class SqliteDatabase:
         with self._reading, self._opened(self._open()) as connection:
             return _version(connection)
 
-    def compact(self) -> None:
+    def compact(self) -> bool:
         with self._reading, self._opened(self.open_ready()) as connection:
             connection.rows("PRAGMA temp_store=FILE")  # The copy may be larger than the memory.
-            connection.rows("VACUUM")
-            connection.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._vacuum(connection)
+            connection.busy_timeout(LAST_READER_SECONDS)
+            busy = connection.rows("PRAGMA wal_checkpoint(TRUNCATE)")[0][0]
+        return not busy
 
     def facts(self) -> dict[str, Any]:
         with self._reading, self._opened(self.open_ready()) as connection:
@@ -217,7 +223,7 @@ class SqliteDatabase:
         with self._kept(connection):
             if _version(connection) < newest("sqlite"):
                 self._migrate(connection)
-            check_version(self.shown_url, "sqlite", _version(connection))
+            check_version(self, _version(connection))
         return connection
 
     def _open(self, clock: Callable[[], float] | None = None) -> Connection:
@@ -286,6 +292,19 @@ class SqliteDatabase:
                 connection.rows("ROLLBACK")
             raise
         return [f"{migration.version:04}_{migration.name}" for migration in todo]
+
+    def _vacuum(self, connection: Connection) -> None:
+        try:
+            connection.rows("VACUUM")
+        except self.driver.errors as error:
+            if kind(self.driver.code(error)) != BUSY:
+                raise
+            raise DatabaseUnavailable(
+                f"{self.shown_url} cannot be compacted now: {error}",
+                why="somebody else held the write lock for too long: a long transaction, or a"
+                " process that is stopped",
+                fix="compact it when that transaction has ended; fuser FILE names who has it open",
+            ) from error
 
     def _restless(self) -> DatabaseUnavailable:
         return DatabaseUnavailable(

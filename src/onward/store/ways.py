@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from onward.errors import DriverConflict
+from onward.errors import DriverConflict, SchemaMissing
 from onward.store.database import Database
-from onward.store.migrate import check_version
+from onward.store.options import options_of
 from onward.store.statements import Rows, Statement, numbered_text, psycopg_text, sqlite_text
 
 if TYPE_CHECKING:
@@ -258,7 +258,12 @@ def _check_file(connection: Any, wanted: Path, file: str | None) -> None:
 def _make_schema(database: SqliteDatabase, raw: Any) -> None:
     """The app's tables are made on first use, but not while the caller holds the file's lock."""
     if raw.in_transaction:
-        check_version(database.shown_url, "sqlite", 0)
+        raise SchemaMissing(
+            f"{database.shown_url} has no Onward schema",
+            why="in a transaction of yours no tables are made",
+            fix="before it begins: app.database.migrate(), or in a shell:"
+            f" onward db init {options_of(database)}",
+        )
     database.migrate()
 
 

@@ -26,7 +26,8 @@ from msgspec import Struct
 
 from onward.app import Onward
 from onward.config import Settings
-from onward.errors import OnwardError
+from onward.errors import InvalidOption, OnwardError
+from onward.events import Happened, emit
 from onward.ids import new_id
 from onward.policy import Backoff
 from onward.store.store import Registration
@@ -36,7 +37,7 @@ from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock
 from onward.worker.loading import app_options, load_app
 from onward.worker.steward import Steward
-from onward.worker.worker import Plan, Worker, doubt_queues, queues_of
+from onward.worker.worker import Plan, Worker, doubt_queues, doubt_tasks, queues_of
 
 TICK = 0.25
 
@@ -66,6 +67,7 @@ class Orders(Struct, frozen=True, kw_only=True):
     grace: float | None = None
     name: str | None = None
     database: str | None = None
+    schema: str | None = None
     until_empty: bool = False
     log_level: str = "INFO"
 
@@ -105,13 +107,26 @@ def main() -> None:
 
 def _load(orders: Orders) -> Onward:
     app = load_app(orders.target)
-    if orders.database is not None:
-        app.use(orders.database, **app.options)
+    _lead(app, orders)
     if not logging.getLogger().handlers:
         logging.basicConfig(
             level=orders.log_level, format="%(asctime)s %(levelname)-7s %(message)s"
         )
     return app
+
+
+def _lead(app: Onward, orders: Orders) -> None:
+    """Point the app at the database and the schema that the operator has named."""
+    if orders.database is None and orders.schema is None:
+        return
+    schema = app.options["schema"] if orders.schema is None else orders.schema
+    app.use(orders.database or app.url, **app.options | {"schema": schema})
+    if orders.schema is not None and not app.database.schema:
+        raise InvalidOption(
+            f"--schema {orders.schema} cannot be used with {app.database.shown_url}",
+            why="only PostgreSQL has schemas",
+            fix="leave --schema out, or name a PostgreSQL database with --database",
+        )
 
 
 def _introduce(app: Onward, orders: Orders) -> tuple[Hello, int | None]:
@@ -201,6 +216,7 @@ class _Child:
 
     async def run(self) -> str:
         queues = queues_of(self._app, self._orders.queues)
+        doubt_tasks(self._app)
         doubt_queues(self._app, queues)
         plan = Plan(
             id=self._id,
@@ -239,9 +255,20 @@ class _Child:
         if data:
             return
         loop.remove_reader(self._link.fileno())
+        emit(_orphaned(self._id))
         self._steward = Steward(self._app.database, self._app.settings, self._id, self._board)
         self._steward.start()
         worker.stop_once(self._orders.grace)
+
+
+def _orphaned(worker: str) -> Happened:
+    hint = "it beats for itself and stops in order; nobody starts a successor"
+    return Happened(
+        name="worker.orphaned",
+        level=logging.WARNING,
+        worker=worker,
+        fields={"reason": "the supervisor is gone", "hint": hint},
+    )
 
 
 if __name__ == "__main__":

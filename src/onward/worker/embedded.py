@@ -32,7 +32,7 @@ from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock, remove_lock
 from onward.worker.loading import app_options, modules_of, target_of
 from onward.worker.steward import Steward
-from onward.worker.worker import Plan, Worker, doubt_queues, queues_of
+from onward.worker.worker import Plan, Worker, doubt_queues, doubt_tasks, queues_of
 
 
 class EmbeddedWorker:
@@ -137,6 +137,7 @@ class EmbeddedWorker:
     async def arun(self) -> str:
         """The same on the running loop. A worker that was lost starts again as another."""
         self._loop = asyncio.get_running_loop()
+        doubt_tasks(self._app)
         doubt_queues(self._app, self._queues)
         handled = self._handle_signals()
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import importlib
 import os
 import signal
 import socket
@@ -27,7 +26,7 @@ from onward.policy import Crashed, Outcome, Rejected
 from onward.running import Current
 from onward.worker.body import error_text, run_async_body, run_body
 from onward.worker.isolation import LENGTH, Cancel, Order, Ready, Run, frame
-from onward.worker.loading import load_app, point_at
+from onward.worker.loading import import_modules, load_app, point_at
 
 
 def main() -> None:
@@ -40,8 +39,7 @@ def main() -> None:
     ]
     try:
         app = load_app(os.environ["ONWARD_TARGET"])
-        for module in os.environ["ONWARD_MODULES"].split():
-            importlib.import_module(module)
+        import_modules(os.environ["ONWARD_MODULES"].split())
         point_at(app, os.environ["ONWARD_OPTIONS"])
     except BaseException as error:
         _refuse(link, error)

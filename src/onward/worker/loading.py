@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +40,7 @@ def load_app(target: str) -> Onward:
         module = _module(place, target)
     except AppNotFound:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(place, error) from error
     return _named(module, name, target) if name else _only(module, target)
 
@@ -64,6 +65,19 @@ def modules_of(app: Onward) -> list[str]:
     return sorted(names - {"__main__"})
 
 
+def import_modules(names: Iterable[str]) -> None:
+    """Import the modules in which another process found the tasks of its app.
+
+    Raises:
+        AppNotFound: one of them raises, or ends the program.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            raise _broken(name, error) from error
+
+
 def app_options(app: Onward) -> str:
     """What a process of its own needs to open the same database, as JSON."""
     return msgspec.json.encode({"url": app.url, **app.options}).decode()
@@ -76,7 +90,7 @@ def point_at(app: Onward, options: str) -> None:
         app.use(found.pop("url"), **found)
 
 
-def _broken(place: str, error: Exception) -> AppNotFound:
+def _broken(place: str, error: Exception | SystemExit) -> AppNotFound:
     """The app's own code raised while it was imported: where, without the frames of the import."""
     frames = [
         frame
@@ -87,7 +101,9 @@ def _broken(place: str, error: Exception) -> AppNotFound:
     return AppNotFound(
         f"{place} cannot be imported",
         why=hide_passwords("".join(told).strip()),
-        fix="mend what it says, or install what is missing where the worker runs",
+        fix='put what ends the program under `if __name__ == "__main__":`'
+        if isinstance(error, SystemExit)
+        else "mend what it says, or install what is missing where the worker runs",
     )
 
 

@@ -28,7 +28,7 @@ from onward.events import Happened, emit
 from onward.job import Change
 from onward.names import MOST_NAME
 from onward.store import store
-from onward.store.database import Database, Refused
+from onward.store.database import Database, Refused, TurnedAway
 from onward.store.migrate import check_version, newest
 from onward.store.url import open_database
 from onward.text import clean_text
@@ -62,6 +62,7 @@ def run(
     grace: float | None = None,
     name: str | None = None,
     database: str | None = None,
+    schema: str | None = None,
     until_empty: bool = False,
     log_level: str = "INFO",
 ) -> int:
@@ -76,6 +77,7 @@ def run(
         grace: how long running jobs may go on after a signal, in seconds.
         name: shown in lists; by default host and process id.
         database: instead of the app's own.
+        schema: PostgreSQL only: instead of the app's own.
         until_empty: end when no due job is left.
         log_level: of the log on standard error.
     """
@@ -89,6 +91,7 @@ def run(
         grace=grace,
         name=None if name is None else clean_text(name, MOST_NAME),
         database=database,
+        schema=schema,
         until_empty=until_empty,
         log_level=log_level,
     )
@@ -127,6 +130,8 @@ class Supervisor:
             await asyncio.gather(watch, *self._services, return_exceptions=True)
             if self._database is not None:
                 await self._database.aclose()
+        if self._status == 0:
+            emit(Happened(name="supervisor.stopped", fields={"pid": os.getpid()}))
         return self._status
 
     def stop(self) -> None:
@@ -183,13 +188,14 @@ class Supervisor:
             try:
                 await self._admit(child, hello)
             except OnwardError as error:
-                print(f"onward: {error}", file=sys.stderr)
+                if not self._stopping.is_set():  # Said once, however many processes there are.
+                    print(f"onward: {error}", file=sys.stderr)
                 self._fail(5)
                 child.kill("it cannot be registered")
         status = await child.exited()
         if child.worker is None:
             remove_lock(child.lock_path)
-            return self._stillborn(status)
+            return self._stillborn(child, status)
         if self._heart is not None:
             self._heart.boards.pop(child.worker, None)
         if child.board.stopped:
@@ -199,12 +205,14 @@ class Supervisor:
         await self._take_back(child, status)
         return True
 
-    def _stillborn(self, status: int) -> bool:
+    def _stillborn(self, child: WorkerProcess, status: int) -> bool:
         """A process that ended before it said hello. If none ever could, the app is to blame, and
         there is no use in trying again.
         """
         if self._database is not None or self._stopping.is_set():
             return not self._stopping.is_set()
+        if status != BAD_APP:  # Else it has said why.
+            emit(_unborn(child.epitaph(status)))
         self._fail(2 if status == BAD_APP else 1)
         return False
 
@@ -228,6 +236,8 @@ class Supervisor:
             except SchemaMissing:
                 raise
             except DatabaseUnavailable as error:
+                if isinstance(error, TurnedAway) and not self._services:
+                    raise  # A mistake in the URL. Later it may be one of the server's, and pass.
                 self._complaint.make(_waiting(error))
                 await asyncio.sleep(1.0)
             else:
@@ -245,7 +255,7 @@ class Supervisor:
         """
         version = await asyncio.to_thread(database.schema_version)
         if version > newest(database.dialect):
-            check_version(database.shown_url, database.dialect, version)
+            check_version(database, version)
 
     def _open(self, hello: Hello) -> Database:
         """The database of the first worker that says hello is the one of all."""
@@ -383,9 +393,17 @@ def _started(hello: Hello, pid: int, database: str) -> Happened:
     )
 
 
+def _unborn(reason: str) -> Happened:
+    hint = "it ended while it imported the app"
+    return Happened(
+        name="worker.died", level=logging.ERROR, fields={"reason": reason, "hint": hint}
+    )
+
+
 def _waiting(error: Exception) -> Happened:
+    fix = {"fix": error.fix} if isinstance(error, OnwardError) and error.fix else {}
     return Happened(
         name="supervisor.waits",
         level=logging.WARNING,
-        fields={"error": str(error).splitlines()[0], "pid": os.getpid()},
+        fields={"error": str(error).splitlines()[0], **fix, "pid": os.getpid()},
     )

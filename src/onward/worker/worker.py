@@ -370,6 +370,13 @@ def doubt_queues(app: Onward, queues: Iterable[str]) -> None:
             emit(Happened(name="queue.unknown", level=logging.WARNING, fields=fields))
 
 
+def doubt_tasks(app: Onward) -> None:
+    """An app without tasks can run nothing: most likely nobody has imported them."""
+    if not app.tasks:
+        hint = "import the modules with the tasks in the module of the app, below it"
+        emit(Happened(name="tasks.none", level=logging.WARNING, fields={"hint": hint}))
+
+
 def known_queues(app: Onward) -> list[str]:
     """The queues that calls of the app's tasks go to, unless they say otherwise; and `default`."""
     return sorted({"default", *(task.options.queue for task in app.tasks.values())})

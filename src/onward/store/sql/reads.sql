@@ -32,7 +32,7 @@ SELECT CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS t
 FROM onward.jobs WHERE id = CAST(:id AS uuid)
 
 -- name: list
--- A page of jobs, newest first, keyed by id: `:before` is the last id of the page before. Arguments, results and errors are
+-- A page of jobs, highest id first: `:before` is the last id of the page before. Arguments, results and errors are
 -- not loaded. A filter that is NULL does not filter; a name is compared as it is, so no character is a wildcard.
 -- sqlite
 SELECT id, task, queue, priority, state, attempt, worker, max_attempts, max_losses, failures, losses, run_at, started_at,
@@ -60,7 +60,7 @@ SELECT id FROM onward.jobs WHERE id BETWEEN :low AND :high ORDER BY id LIMIT 5
 SELECT CAST(id AS text) FROM onward.jobs WHERE id BETWEEN CAST(:low AS uuid) AND CAST(:high AS uuid) ORDER BY id LIMIT 5
 
 -- name: dead
--- A page of dead jobs, newest first, each with the error of its last attempt; with :until, those that died by then. Page
+-- A page of dead jobs, highest id first, each with the error of its last attempt; with :until, those that died by then. Page
 -- after page is read: so that SQLite goes on where the last one ended, `:before` bounds the index (no id is behind a 'g').
 -- sqlite
 SELECT j.id, j.task, j.queue, j.attempt, j.failures, j.losses, j.finished_at, a.reason, substr(a.error, 1, 2000)
@@ -79,7 +79,7 @@ WHERE j.state = 'dead' AND (CAST(:before AS uuid) IS NULL OR j.id < CAST(:before
 ORDER BY j.id DESC LIMIT :limit
 
 -- name: pending
--- A page of jobs that wait to begin, newest first; with :until, those that were enqueued by then. Read like the dead.
+-- A page of jobs that wait to begin, highest id first; with :until, those that were enqueued by then. Read like the dead.
 -- sqlite
 SELECT id, task, queue, attempt, state, created_at
 FROM onward.job
