@@ -97,11 +97,7 @@ def held(ask: Ask, dialect: str) -> Held:
 
 
 def closed(ask: Ask) -> set[Any]:
-    """The rows that must never change again, their times too; none where the power went twice
-    before there were tables.
-    """
-    if not has_tables(ask):
-        return set()
+    """The rows that must never change again, their times too."""
     return {
         (table, *row)
         for table in ("finished", "attempt")
@@ -317,6 +313,11 @@ class Stage:
         found: Held = self.look(what)
         return found
 
+    def closed(self) -> set[Any]:
+        """What is closed for ever; nothing where the power went twice before there were tables."""
+        found: set[Any] = self.look(lambda ask: closed(ask) if has_tables(ask) else set())
+        return found
+
     def close(self) -> None:
         """Close in order; on a disk that answers no more, as far as it goes."""
         with contextlib.suppress(Exception):
@@ -480,10 +481,10 @@ class Case:
         if not self._recognised:
             self._recognise(self._stage.held(), "after the power was back")
             self._check(60.0)
-        final |= self._stage.look(closed)
+        final |= self._stage.closed()
         work_off(self._stage.database)
         self._check(0.0)
-        changed = final - self._stage.look(closed)
+        changed = final - self._stage.closed()
         if changed:
             self._violate(f"D5: what was over has changed: {changed}")
         for job in self._ended():
@@ -498,7 +499,7 @@ class Case:
         with contextlib.suppress(DatabaseUnavailable, *self._stage.driver.errors):
             self._recognise(self._stage.held(), "after the power was back")
             self._recognised = True
-            final = self._stage.look(closed)
+            final = self._stage.closed()
             work_off(self._stage.database)
         self._met("the power went during the recovery")
         kind = self._twice.kind if self._twice else ""
