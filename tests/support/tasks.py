@@ -10,7 +10,10 @@ import asyncio
 import ctypes
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -267,6 +270,56 @@ def isolated_segfault() -> None:
     """Reads address 0, in a process of its own."""
     note("start")
     ctypes.string_at(0)
+
+
+def _fork(seconds: float) -> None:
+    """A fork that comes out of the body after so many seconds."""
+    if os.fork() == 0:
+        time.sleep(seconds)
+        sys.exit(0)
+
+
+@app.task(backoff=SOON)
+def fork(value: Any) -> Any:
+    """Forks a process that comes back at once; in a thread."""
+    _fork(0)
+    with noted():
+        time.sleep(0.3)
+    return value
+
+
+@app.task(backoff=SOON)
+async def afork(value: Any) -> Any:
+    """The same on the loop."""
+    _fork(0)
+    with noted():
+        await asyncio.sleep(0.3)
+    return value
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_fork(value: Any) -> Any:
+    """The same in a process of its own."""
+    _fork(0)
+    with noted():
+        time.sleep(0.3)
+    return value
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_fork_and_exit(seconds: float) -> None:
+    """Ends its process while one that it has forked lives on."""
+    note("start")
+    _fork(seconds)
+    os._exit(3)
+
+
+@app.task(backoff=SOON, isolation="process")
+def isolated_shell(path: str) -> None:
+    """Has a shell write lines to a file, and waits for it."""
+    note("start")
+    loop = f"while true; do echo on >> {shlex.quote(path)}; sleep 0.05; done"
+    subprocess.run(["sh", "-c", loop], check=True)
 
 
 @app.task(backoff=SOON)

@@ -7,7 +7,10 @@ import errno
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +107,49 @@ def test_a_process_that_nobody_needs_ends(
         (line,) = starts(ledger)
         wait_until(lambda: not alive(line["pid"]))
         assert tasks.isolated_nap.enqueue(0).wait(20) == "rested"
+
+
+# --- what a body starts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [tasks.fork, tasks.afork, tasks.isolated_fork])
+def test_a_fork_that_comes_out_of_a_body_is_not_the_attempt(
+    shop: Onward, ledger: Ledger, task: Any
+) -> None:
+    """It speaks for nobody and runs nothing: every job has its own result, and ran once."""
+    with running(shop.url, ledger=ledger, concurrency=2) as worker:
+        jobs = [task.enqueue("forks")]
+        jobs += [tasks.isolated_echo.enqueue(number) for number in range(3)]
+        jobs += [tasks.echo.enqueue(number) for number in range(20)]
+        wait_over(jobs)
+        worker.terminate()
+        assert worker.wait(15) == 0
+    results = [job.wait(0) for job in jobs]
+    assert results == ["forks", *range(3), *range(20)]
+    assert {tuple(ends(job)) for job in jobs} == {("succeeded",)}
+    assert len(starts(ledger)) == len(jobs)
+
+
+def test_a_process_that_ends_is_seen_although_a_fork_of_it_lives(
+    shop: Onward, ledger: Ledger
+) -> None:
+    with running(shop.url, ledger=ledger):
+        job = tasks.isolated_fork_and_exit.using(max_attempts=1).enqueue(60)
+        wait_for(job, "dead")
+    assert ends(job) == ["failed: crashed"]
+    assert "exit code 3" in last_error(job).message
+
+
+def test_what_a_body_started_ends_with_it(shop: Onward, ledger: Ledger, tmp_path: Path) -> None:
+    """The limit ends the shell, too: it must not run beside the next attempt."""
+    lines = tmp_path / "lines"
+    with running(shop.url, ledger=ledger):
+        job = tasks.isolated_shell.using(timeout=0.5, max_attempts=1).enqueue(str(lines))
+        wait_for(job, "dead")
+        written = lines.read_text()
+        time.sleep(0.3)
+        assert lines.read_text() == written
+    assert ends(job) == ["failed: timeout"]
 
 
 # --- a process that does not get ready ------------------------------------------------------------

@@ -8,6 +8,7 @@ recursion among them.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import msgspec
@@ -21,9 +22,13 @@ from onward.signals import Cancelled, Discard, Retry, Snooze, Verdict
 from onward.task import Task
 from onward.text import clean_text, type_name
 
+FORKED = 70
+"""The exit status of a process that a body has forked, and that came out of the body."""
+
 
 def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
     """Run a plain function's body here, in this thread."""
+    pid = os.getpid()
     set_current(current)
     try:
         args, kwargs = task.signature.decode_arguments(job.args)
@@ -33,10 +38,12 @@ def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
         return _certainly(task, error, current)
     finally:
         set_current(None)
+        _end_fork(pid)
 
 
 async def run_async_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
     """Run an `async` function's body on this loop."""
+    pid = os.getpid()
     set_current(current)
     try:
         args, kwargs = task.signature.decode_arguments(job.args)
@@ -44,6 +51,16 @@ async def run_async_body(task: Task[Any, Any], job: Job, current: Current) -> Ou
         return _returned(task, value, current)
     except BaseException as error:
         return _certainly(task, error, current)
+    finally:
+        _end_fork(pid)
+
+
+def _end_fork(pid: int) -> None:
+    """A process that the body has forked, and that comes back here, is not the attempt: it must not
+    speak for it, nor go on as a copy of this worker.
+    """
+    if os.getpid() != pid:
+        os._exit(FORKED)
 
 
 def _returned(task: Task[Any, Any], value: object, current: Current) -> Outcome:

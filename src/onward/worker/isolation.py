@@ -112,7 +112,7 @@ class Isolated:
         """End the process, whatever it does; an attempt that waits for one does not begin."""
         self.killed = True
         if self.process is not None:
-            self.process.kill()
+            _kill(self.process)
         else:
             self.abort()
 
@@ -142,8 +142,7 @@ class _Child:
     async def end(self) -> int:
         """End the process and learn how it ended."""
         self.writer.close()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        _kill(self.process)
         return await asyncio.to_thread(self.process.wait)
 
 
@@ -237,18 +236,15 @@ class Isolation:
 
     async def _outcome(self, child: _Child, token: CancelToken) -> Outcome:
         """Wait for the outcome, and pass a request to stop on."""
-        receiving = asyncio.create_task(child.receive())
         told = 0
-        try:
-            while True:
-                done, _ = await asyncio.wait({receiving}, timeout=0.25)
-                if done:
-                    return _outcome_in(receiving.result())
-                if token.requested and told in {0, 8}:
-                    await child.send(Cancel(harder=told > 0))
-                told += token.requested
-        finally:
-            receiving.cancel()
+
+        async def pass_on() -> None:
+            nonlocal told
+            if token.requested and told in {0, 8}:
+                await child.send(Cancel(harder=told > 0))
+            told += token.requested
+
+        return _outcome_in(await _answer(child, pass_on))
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -283,11 +279,11 @@ class Isolation:
             child = await self._spawned()
             try:
                 async with asyncio.timeout(START_SECONDS):
-                    answer = await child.receive()
+                    answer = await _answer(child, _nothing)
             except TimeoutError:
                 await child.end()
                 raise TimeoutError(f"it was not ready within {START_SECONDS:g} s") from None
-            except asyncio.IncompleteReadError:
+            except EOFError:
                 raise ChildProcessError(exit_text(await child.end())) from None
             except BaseException:
                 await child.end()
@@ -324,6 +320,48 @@ class Isolation:
             env=os.environ | self._environment,
             start_new_session=True,
         )
+
+
+async def _answer(child: _Child, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> Answer:
+    """Wait for an answer as long as the process lives. Its end is looked for: the link stays open
+    where the body has forked and the fork lives on.
+
+    Raises:
+        EOFError: it ended without an answer.
+    """
+    receiving = asyncio.create_task(child.receive())
+    is_over = False
+    try:
+        while True:
+            done, _ = await asyncio.wait({receiving}, timeout=0.25)
+            if done:
+                return receiving.result()
+            if is_over:
+                raise EOFError
+            is_over = _is_over(child.process)
+            await meanwhile()
+    finally:
+        receiving.cancel()
+
+
+async def _nothing() -> None:
+    """Nothing is to be done while a process starts."""
+
+
+def _is_over(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has ended. It stays unreaped, so that nobody else gets its number."""
+    try:
+        found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return found is not None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started: they are a group."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _end(child: _Child) -> None:
