@@ -7,7 +7,7 @@ is there. All others have ids that nobody has seen yet, so the first try is a pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from onward.codec import Signature
 from onward.errors import (
     DatabaseError,
     IdConflict,
-    JobNotFound,
     PayloadUnreadable,
 )
 from onward.foreign import ENCODER
@@ -155,8 +154,7 @@ class _Part:
             known = {job.id for job in chunk} - born
             if known & self._used:  # A job of ours that is there, or has ended since.
                 raise _enqueued_already()
-            for id in known & self._explicit.keys():
-                there[id] = yield from _record(id)
+            there |= yield from _records(known & self._explicit.keys())
         return there
 
     def _is_same(self, job: NewJob, args: str) -> bool:
@@ -189,11 +187,13 @@ def _sorted(signature: Signature, text: str) -> bytes:
 _DETERMINISTIC = msgspec.json.Encoder(enc_hook=ENCODER.enc_hook, order="deterministic")
 
 
-def _record(id: str) -> Op[Record]:
-    try:
-        return (yield from store.record(id))
-    except JobNotFound:
-        raise Again from None  # Pruned just now, so it can be enqueued after all.
+def _records(ids: Set[str]) -> Op[dict[str, Record]]:
+    if not ids:
+        return {}
+    found = yield from store.records(sorted(ids))
+    if len(found) < len(ids):
+        raise Again  # Pruned just now, so it can be enqueued after all.
+    return {record.job.id: record for record in found}
 
 
 def _parts(calls: Sequence[Call[Any]]) -> Iterator[_Part]:

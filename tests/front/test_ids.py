@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from onward.errors import IdConflict
 from onward.ids import new_id
 from onward.store import store
 from onward.store.database import Again
+from onward.store.statements import Op
 from onward.task import SyncTask
 from tests.front.shop import total
 from tests.support import by_hand
@@ -106,6 +108,33 @@ def test_a_job_that_is_pruned_between_two_looks_is_looked_at_again(
         writing.send(rows)
     with pytest.raises(Again):
         writing.send([])
+
+
+def test_the_repeat_of_many_asks_for_all_of_them_at_once(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    """In one open transaction: a round trip for each would hold it for minutes."""
+    calls = [send.using(id=uuid.uuid4()).call(number) for number in range(30)]
+    jobs = app.enqueue_many(calls)
+    part = batch._Part(None)
+    for call in calls:
+        part.add(call)
+    asked: list[str] = []
+
+    def noted() -> Op[dict[str, Any]]:
+        writing, rows = part.write(), None
+        try:
+            while True:
+                statement = next(writing) if rows is None else writing.send(rows)
+                asked.append(statement.name)
+                rows = yield statement
+        except StopIteration as end:
+            found: dict[str, Any] = end.value
+            return found
+
+    assert app.database.run(noted).keys() == {job.id for job in jobs}
+    assert len(asked) == len(set(asked)) < 6
+    assert app.enqueue_many(calls) == jobs
 
 
 def test_many_at_once_with_one_id_are_one_job(app: Onward, send: SyncTask[..., int]) -> None:

@@ -601,7 +601,18 @@ def record(id: str) -> Op[Record]:
     rows = yield Statement("record", {"id": id})
     if not rows:
         raise not_found(id)
-    row = rows[0]
+    return _record(rows[0])
+
+
+def records(ids: Sequence[str]) -> Op[list[Record]]:
+    """Everything that is known of those of these jobs that are there; more statements may follow in
+    the transaction.
+    """
+    rows = yield Statement("records", {"ids": dumps(ids)}, alone=False)
+    return [_record(row) for row in rows]
+
+
+def _record(row: tuple[Any, ...]) -> Record:
     return Record(
         job=_job(row),
         run_at=row[14],

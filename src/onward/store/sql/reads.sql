@@ -31,6 +31,19 @@ SELECT CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS t
        CAST(extract(epoch FROM created_at) AS float8), event, reason, error, result
 FROM onward.jobs WHERE id = CAST(:id AS uuid)
 
+-- name: records
+-- The same of those of these jobs that are there.
+-- sqlite
+SELECT id, task, queue, priority, state, attempt, worker, args, max_attempts, max_losses, failures, losses, budget_from,
+       timeout, run_at, started_at, finished_at, created_at, event, reason, error, result
+FROM onward.jobs WHERE id IN (SELECT value FROM json_each(:ids))
+-- postgres
+SELECT CAST(id AS text), task, queue, priority, state, attempt, CAST(worker AS text), args, max_attempts, max_losses,
+       failures, losses, budget_from, timeout, CAST(extract(epoch FROM run_at) AS float8),
+       CAST(extract(epoch FROM started_at) AS float8), CAST(extract(epoch FROM finished_at) AS float8),
+       CAST(extract(epoch FROM created_at) AS float8), event, reason, error, result
+FROM onward.jobs WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
+
 -- name: list
 -- A page of jobs, highest id first: `:before` is the last id of the page before. Arguments, results and errors are
 -- not loaded. A filter that is NULL does not filter; a name is compared as it is, so no character is a wildcard.
