@@ -739,7 +739,11 @@ def is_kept(program: Program, run: Run, world: World) -> bool:
 
 
 def illegal(log: list[Row], world: World) -> Iterator[str]:
-    """M1, M3, L2: each job goes on from where it was, by a move that the table has."""
+    """M1, M3, L2: each job goes on from where it was, by a move that the table has. A birth is
+    noted when it is written, and may be of a job that is pruned before that is committed.
+    """
+    pruned = [row[1] for row in log if row[3] == "pruned"]
+    reborn: set[str] = set()
     at: dict[str, tuple[str, int]] = {
         job.id: (job.state, job.attempt) for job in world.jobs.values()
     }
@@ -747,11 +751,16 @@ def illegal(log: list[Row], world: World) -> Iterator[str]:
     for _, subject, before, after, attempt, number, _, event in log:
         was = at.get(subject)
         if after == "pruned":
-            at.pop(subject, None)
+            pruned.remove(subject)
+            if subject not in reborn:
+                at.pop(subject, None)
+            reborn.discard(subject)
         elif number is None:
             continue  # A worker's move.
         elif before is None:
-            if was is not None:
+            if was is not None and subject in pruned:
+                reborn.add(subject)
+            elif was is not None:
                 yield f"M2: {subject} was born although it was {was}"
             at[subject] = (after, number)
         else:
