@@ -122,7 +122,9 @@ def bars(peers: dict[str, dict[str, Any]]) -> list[Bar]:
     found: list[Bar] = []
     beside: dict[str, list[float]] = {}
     for name, figures in peers.items():
-        lines = [Line(**each) for each in figures.get("figures", ())]
+        if "figures" not in figures:
+            continue
+        lines = [Line(**each) for each in figures["figures"]]
         drains = [each for each in lines if is_drain(each, name)]
         found += [Bar(name, each.value, ours=False) for each in drains[:1]]
         dialect = next(d for d in ("postgresql", "sqlite") if f"Onward on {d}" in figures["title"])
