@@ -53,7 +53,7 @@ def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
             elif part.several:
                 try:
                     there |= app.database.run(part.write)
-                except Unknown:
+                except Unknown:  # It may have taken: the repeat meets its own rows.
                     there |= app.database.run(part.write_again)
                 if app.database.notifies:
                     with suppress(DatabaseError):  # A hint: what is written stays written.
@@ -229,8 +229,6 @@ def _chunks(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
 def _handles(
     app: Onward, calls: Sequence[Call[Any]], there: Mapping[str, Record]
 ) -> list[Handle[Any]]:
-    if not there:
-        return [Handle(app, call.job, None, call.connection) for call in calls]
     return [
         Handle(app, record=there[call.job.id])
         if call.job.id in there

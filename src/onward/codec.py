@@ -42,7 +42,8 @@ from onward.misfit import (
     unreadable,
     unresolved,
 )
-from onward.text import clean_text, is_no_text, is_secret, safe_repr
+from onward.store.stored import is_no_text
+from onward.text import clean_text, is_secret, safe_repr
 
 MAX_BYTES = 16 * 1024 * 1024
 """Largest stored arguments, and largest stored result, of one job."""

@@ -163,25 +163,6 @@ def _render_dict(value: dict[Any, Any], limit: int, depth: int) -> str:
 # ---------------------------------------------------------------------------- stored text
 
 
-def stored_text(value: object) -> str:
-    """A text as it was stored. In SQLite a foreign hand may have left a BLOB in its place, perhaps
-    a pickle: that is named, and never read; what names it is no JSON either.
-    """
-    if isinstance(value, str):
-        return value
-    blob = f"a BLOB of {len(value):,} bytes" if isinstance(value, bytes) else ""
-    kind = blob or type_name(kind_of(value))
-    return f"{_NO_TEXT}{kind})"
-
-
-def is_no_text(text: str) -> bool:
-    """Whether this stands for something else that was found where text belongs."""
-    return text.startswith(_NO_TEXT)
-
-
-_NO_TEXT = "(no text but "
-
-
 # ---------------------------------------------------------------------------- errors and plain text
 
 

@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 """From top to bottom. `onward` is the package's own `__init__`, which only re-exports."""
 
 NO_BUSINESS: dict[str, tuple[str, ...]] = {
-    "storage": ("policy", "version"),
+    "storage": ("policy", "text", "version"),
     "decisions": ("store",),
 }
 """What a layer may not import although it stands below or beside it."""

@@ -14,7 +14,7 @@ import pytest
 from onward.job import NewJob
 from onward.store import postgres as adapter
 from onward.store import store
-from onward.store.database import Database
+from onward.store.database import Database, Duplicate
 from onward.store.postgres import PostgresDatabase
 from onward.store.statements import psycopg_text
 from onward.store.store import Wake
@@ -154,6 +154,28 @@ def test_an_enqueue_beside_one_that_notifies_does_not_wait_for_its_commit(
         other.rollback()
     assert apart == [server.channel]
     assert server.read(store.counts)["queued"] == 1
+
+
+def test_a_wake_up_that_the_server_has_no_room_for_costs_no_job(
+    own_postgres: Database, put: Enqueue
+) -> None:
+    """Its queue of notifications is full: the commit fails, and is made again without."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    register(own_postgres)
+    with psycopg.connect(own_postgres.url, autocommit=True) as dba:
+        row = dba.execute("SELECT pg_get_functiondef('onward.enqueue'::regproc)").fetchone()
+        assert row is not None
+        full = "RAISE EXCEPTION 'too many notifications' USING ERRCODE = '54000'"
+        text = row[0].replace("PERFORM pg_notify(channel, json_build_array($3, $4)::text)", full)
+        assert full in text
+        dba.execute(text.encode())
+    put(own_postgres, [new_job()])
+    assert own_postgres.read(store.counts)["queued"] == 1
+    double = new_job()
+    put(own_postgres, [double])
+    with pytest.raises(Duplicate):
+        put(own_postgres, [double])
+    assert own_postgres.read(store.counts)["queued"] == 2
 
 
 def test_the_channel_is_that_of_the_schema(postgres_database: str, put: Enqueue) -> None:

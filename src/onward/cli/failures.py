@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from onward.failure import ErrorText
-from onward.text import stored_text
+from onward.store.stored import stored_text
 
 MOST_TEXT = 100_000
 """Characters of a message or a traceback that are shown, if somebody has stored more."""

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from onward.lifecycle import AttemptState, JobState, WorkerState
-from onward.text import hide_passwords, is_no_text, is_secret, stored_text
+from onward.store.stored import is_no_text, stored_text
+from onward.text import hide_passwords, is_secret
 
 SHORT_ID = 18
 """Characters of an id that hold its time: within one process no two ids share them."""

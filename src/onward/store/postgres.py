@@ -28,7 +28,7 @@ from onward.job import NewJob
 from onward.store import store
 from onward.store.address import shown
 from onward.store.coalesce import Coalescer
-from onward.store.database import Again
+from onward.store.database import Again, Refused
 from onward.store.migrate import check_version, missing
 from onward.store.postgres_link import (
     AGAIN,
@@ -372,34 +372,49 @@ class PostgresDatabase:
         rows.
         """
         try:
-            wake = self._repeated(lambda: self._first_try(jobs))
+            wake = self._write_new(jobs)
         except DatabaseUnavailable:
             self.run(store.enqueue_again, jobs)
             wake = Wake.WANTED
         if self._has_to_tell(wake):
             self.notify(jobs)
 
-    def _first_try(self, jobs: Sequence[NewJob]) -> Wake:
+    def _write_new(self, jobs: Sequence[NewJob]) -> Wake:
+        """Write, and tell an idle worker with the commit. If that is refused, once more without: it
+        may be the wake-up that the server has no room for.
+        """
+        if len(jobs) == 1 and self._may_notify:
+            with contextlib.suppress(Refused):
+                return self._repeated(lambda: self._first_try(jobs, wake=True))
+        return self._repeated(lambda: self._first_try(jobs, wake=False))
+
+    def _first_try(self, jobs: Sequence[NewJob], *, wake: bool) -> Wake:
         with self._slots, translated(self):
             connection = popped(self._idle) or self._connect_ready()
-            return self._on(connection, lambda: store.enqueue_ours(jobs, wake=self._may_notify))
+            return self._on(connection, lambda: store.enqueue_ours(jobs, wake=wake))
 
     async def _aenqueue_now(self, jobs: Sequence[NewJob]) -> None:
         try:
-            wake = await self._arepeated(lambda: self._afirst_try(jobs))
+            wake = await self._awrite_new(jobs)
         except DatabaseUnavailable:
             await self.arun(store.enqueue_again, jobs)
             wake = Wake.WANTED
         if self._has_to_tell(wake):
             await self.anotify(jobs)
 
-    async def _afirst_try(self, jobs: Sequence[NewJob]) -> Wake:
+    async def _awrite_new(self, jobs: Sequence[NewJob]) -> Wake:
+        if len(jobs) == 1 and self._may_notify:
+            with contextlib.suppress(Refused):
+                return await self._arepeated(lambda: self._afirst_try(jobs, wake=True))
+        return await self._arepeated(lambda: self._afirst_try(jobs, wake=False))
+
+    async def _afirst_try(self, jobs: Sequence[NewJob], *, wake: bool) -> Wake:
         side = self._side()
         async with side.slots:
             with translated(self):
                 connection = await side.take() or await self._aconnect_ready()
                 return await self._aon(
-                    side, connection, lambda: store.enqueue_ours(jobs, wake=self._may_notify)
+                    side, connection, lambda: store.enqueue_ours(jobs, wake=wake)
                 )
 
     def _has_to_tell(self, wake: Wake) -> bool:

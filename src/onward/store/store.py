@@ -21,7 +21,7 @@ from onward.job import Attempt, Change, Job, NewJob
 from onward.lifecycle import TERMINAL, AttemptState, Event, JobState
 from onward.store.database import Again
 from onward.store.statements import Op, Rows, Statement
-from onward.text import stored_text
+from onward.store.stored import stored_text
 
 MOST_OWNED = 100_000
 """More jobs than one worker can own."""
@@ -215,19 +215,23 @@ def claim(
             start.
         limit: how many at most.
     """
-    rows = yield Statement(
-        "claim",
-        {
-            "worker": worker,
-            "tasks": tasks,
-            "queue": lane[0],
-            "priority": lane[1],
-            "after_time": after[0],
-            "after_id": after[1],
-            "limit": limit,
-        },
-    )
+    place = _place(tasks, lane, after, limit)
+    rows = yield Statement("claim", {"worker": worker, **place})
     return _claimed(rows)
+
+
+def _place(
+    tasks: str, lane: tuple[str, int], after: tuple[float, str], limit: int
+) -> dict[str, Any]:
+    """Where a claim goes on, as its statements are told."""
+    return {
+        "tasks": tasks,
+        "queue": lane[0],
+        "priority": lane[1],
+        "after_time": after[0],
+        "after_id": after[1],
+        "limit": limit,
+    }
 
 
 def due(
@@ -240,19 +244,8 @@ def due(
     alone: bool = True,
 ) -> Op[list[str]]:
     """The ids of the jobs that such a claim would take, without those to `leave` alone."""
-    rows = yield Statement(
-        "due",
-        {
-            "tasks": tasks,
-            "queue": lane[0],
-            "priority": lane[1],
-            "after_time": after[0],
-            "after_id": after[1],
-            "limit": limit,
-            "leave": dumps(list(leave)),
-        },
-        alone,
-    )
+    place = _place(tasks, lane, after, limit)
+    rows = yield Statement("due", {"leave": dumps(list(leave)), **place}, alone)
     return [row[0] for row in rows]
 
 
