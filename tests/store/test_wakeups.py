@@ -30,8 +30,10 @@ def enqueue(database: PostgresDatabase, jobs: list[NewJob]) -> None:
 
 def aenqueue(database: PostgresDatabase, jobs: list[NewJob]) -> None:
     async def main() -> None:
-        await database.aenqueue(jobs)
-        await database.close_loop()
+        try:
+            await database.aenqueue(jobs)
+        finally:
+            await database.close_loop()
 
     asyncio.run(main())
 
