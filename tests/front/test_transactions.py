@@ -544,6 +544,20 @@ def test_the_tables_may_be_in_another_schema(postgres_database: str) -> None:
     app.close()
 
 
+def test_a_call_that_is_given_twice_is_refused_before_the_connection_is_asked(shop: Shop) -> None:
+    """By our own error; the caller's transaction goes on."""
+
+    async def scene(caller: Caller) -> None:
+        call = shop.send.using(connection=caller.connection).call(1)
+        with pytest.raises(IdConflict, match="enqueued already"):
+            await caller.enqueue_many([call, call])
+        await caller.enqueue(shop.send, 2)
+        await caller.finish("commit")
+
+    shop.play(scene)
+    assert shop.queued() == 1
+
+
 # --- wake-ups -------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,53 @@ def test_what_was_claimed_begins_before_the_next_look(app: Onward) -> None:
     assert notes[:4] == ["look", "claim", "began", "look"]
 
 
+def test_a_hint_into_a_lane_with_unknown_jobs_is_followed_by_a_look(app: Onward) -> None:
+    """To claim from its start would be to pass over each of them. SQLite does that in its index."""
+    notes: list[str] = []
+    began = asyncio.Event()
+
+    @app.task
+    async def lone() -> None: ...
+
+    @app.task
+    async def other() -> None: ...
+
+    database = app.database
+    worker = register(database)
+    other.enqueue()
+
+    def start(jobs: list[Job]) -> None:
+        notes.extend("began" for _ in jobs)
+        began.set()
+
+    async def main() -> None:
+        claimer = Claimer(
+            Watched(database, notes),  # type: ignore[arg-type]
+            worker,
+            [lone.name],
+            {"default": None},
+            60.0,
+            room=lambda: 10,
+            running=lambda _: 0,
+            start=start,
+        )
+        claimer._pause = 60.0
+        running = asyncio.create_task(claimer.run())
+        async with asyncio.timeout(10):
+            await claimer.idle.wait()
+            notes.clear()
+            await lone.aenqueue()
+            claimer.hear(("default", 0))
+            await began.wait()
+        claimer.stop()
+        await running
+        await database.close_loop()
+
+    asyncio.run(main())
+    if database.dialect == "postgres":
+        assert notes[:3] == ["look", "claim", "began"]
+
+
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 def test_a_hint_that_names_a_lane_is_followed_without_a_look(app: Onward, right: bool) -> None:
     """By a worker that has nothing to do: a lone job is picked up by one statement. The look comes

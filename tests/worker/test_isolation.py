@@ -68,8 +68,12 @@ def test_an_attempt_whose_process_starts_when_its_worker_dies_has_not_begun(
 def test_an_attempt_that_waits_for_its_process_can_be_cancelled(
     shop: Onward, ledger: Ledger
 ) -> None:
+    """At once: it has not begun, so it needs no time to clean up."""
     slowly = {"ONWARD_TEST_LOADS": "30"}
-    with running(shop.url, ledger=ledger, target=SLOW, environment=slowly) as worker:
+    patient = {"cancel_kill_after": 60.0}
+    with running(
+        shop.url, ledger=ledger, target=SLOW, environment=slowly, settings=patient
+    ) as worker:
         job = tasks.isolated_echo.enqueue("x")
         wait_for(job, "running")
         job.cancel()
@@ -300,6 +304,22 @@ def test_a_stop_begins_nothing_that_waits_for_its_process(shop: Onward, ledger: 
         assert worker.wait(15) == 0
     assert ends(job) == ["released: shutdown"]
     assert starts(ledger, job) == []
+
+
+def test_few_attempts_after_a_loss_have_a_process_at_once(stuck: Stuck) -> None:
+    """However many could start."""
+    stuck._starting = asyncio.Semaphore(1_000)
+
+    async def scene() -> None:
+        for _ in range(isolation.MOST_RECOVERED + 5):
+            stuck.run(a_job(losses=1), CancelToken(), begun_too_early)
+        await stuck.spawned.wait()
+        for _ in range(500):
+            await asyncio.sleep(0)
+        await stuck.close()
+
+    asyncio.run(scene())
+    assert len(stuck.processes) == isolation.MOST_RECOVERED
 
 
 def test_few_processes_start_at_once(stuck: Stuck) -> None:
