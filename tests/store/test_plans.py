@@ -420,7 +420,7 @@ def test_a_claim_without_statistics_does_not_read_all_that_waits(own_postgres: D
     with hand(own_postgres) as dba:
         for text in FORGET["postgres"]:
             dba.sql(text)
-        dba.sql(FILL["postgres"], kind=3, count=LATER, task=TASK, due=-60)
+        dba.sql(FILL["postgres"], kind=3, count=3_000, task=TASK, due=-60)
     params = {
         "worker": register(own_postgres),
         "tasks": store.dumps([TASK]),

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 import psycopg
 import pytest
 
+from onward.errors import InvalidOption
 from onward.job import NewJob
 from onward.store import postgres as adapter
 from onward.store import store
@@ -182,6 +183,24 @@ def test_a_wake_up_that_the_server_has_no_room_for_costs_no_job(
 
 def test_the_channel_is_that_of_the_schema(postgres_database: str, put: Enqueue) -> None:
     with closing(open_database(postgres_database, schema="Other_1")) as database:
+        assert isinstance(database, PostgresDatabase)
+        database.migrate()
+        register(database)
+        with listening(database) as heard:
+            put(database, [new_job()])
+            assert heard() == ['["default", 0]']
+
+
+@pytest.mark.parametrize("schema", ["a" * 57, "ä" * 29])
+def test_a_schema_whose_channel_has_no_name_is_refused(schema: str) -> None:
+    """A NOTIFY cuts a name of more than 63 bytes, and pg_notify refuses it."""
+    with pytest.raises(InvalidOption, match="cannot be used") as refused:
+        open_database("postgresql://localhost/nowhere", schema=schema)
+    assert "56 bytes" in str(refused.value.why)
+
+
+def test_the_longest_schema_has_a_channel(postgres_database: str, put: Enqueue) -> None:
+    with closing(open_database(postgres_database, schema="a" * 56)) as database:
         assert isinstance(database, PostgresDatabase)
         database.migrate()
         register(database)

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from onward import Onward
 from onward.job import Job
 from onward.lifecycle import JobState
-from onward.policy import Crashed, Outcome, Released
+from onward.policy import Crashed, Outcome, Released, Returned
 from onward.running import CancelToken
 from onward.worker import isolation
 from onward.worker.isolation import Isolated, Isolation
+from onward.worker.loading import app_options
 from tests.support import tasks
 from tests.support.ledger import Ledger
 from tests.support.workers import alive, running, wait_until
@@ -264,6 +266,63 @@ def test_an_attempt_that_has_not_begun_ends_when_it_is_killed(stuck: Stuck, ahea
     ("loads", "said"),
     [("soon", "could not convert string to float"), ("never", "SystemExit: 3")],
 )
+# --- a process that is used again -----------------------------------------------------------------
+
+
+class Counted(Isolation):
+    """Real processes, counted."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("tests.support.tasks:app", app_options(Onward(url)))
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        self.processes.append(super()._spawn(fd))
+        return self.processes[-1]
+
+
+def echoing() -> Job:
+    return replace(a_job(), task=tasks.isolated_echo.name, args='{"value":"x"}')
+
+
+def test_who_waits_for_a_start_takes_a_process_that_has_become_free(tmp_path: Path) -> None:
+    made = Counted(f"sqlite:///{tmp_path}/never-opened.db")
+    made._starting = asyncio.Semaphore(1)
+
+    async def scene() -> list[Outcome]:
+        attempts = [made.run(echoing(), CancelToken(), lambda: None) for _ in range(6)]
+        outcomes = await asyncio.gather(*(outcome_of(attempt) for attempt in attempts))
+        await made.close()
+        return outcomes
+
+    assert asyncio.run(scene()) == [Returned('"x"')] * 6
+    assert len(made.processes) < 6
+
+
+def test_a_process_that_was_killed_as_its_attempt_ended_is_not_used_again(tmp_path: Path) -> None:
+    class KilledLate(Counted):
+        attempt: Isolated
+
+        async def _outcome(self, child: Any, token: CancelToken) -> Outcome:
+            outcome = await super()._outcome(child, token)
+            self.attempt.kill()
+            return outcome
+
+    made = KilledLate(f"sqlite:///{tmp_path}/never-opened.db")
+
+    async def scene() -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for _ in range(2):
+            made.attempt = made.run(echoing(), CancelToken(), lambda: None)
+            outcomes.append(await outcome_of(made.attempt))
+            assert made._free == []
+        await made.close()
+        return outcomes
+
+    assert asyncio.run(scene()) == [Returned('"x"')] * 2
+    assert len(made.processes) == 2
+
+
 def test_an_app_that_cannot_be_loaded_is_told_as_the_attempts_end(
     shop: Onward, loads: str, said: str
 ) -> None:
