@@ -262,10 +262,6 @@ def test_an_attempt_that_has_not_begun_ends_when_it_is_killed(stuck: Stuck, ahea
     assert all(process.poll() is not None for process in stuck.processes)
 
 
-@pytest.mark.parametrize(
-    ("loads", "said"),
-    [("soon", "could not convert string to float"), ("never", "SystemExit: 3")],
-)
 # --- a process that is used again -----------------------------------------------------------------
 
 
@@ -323,6 +319,10 @@ def test_a_process_that_was_killed_as_its_attempt_ended_is_not_used_again(tmp_pa
     assert len(made.processes) == 2
 
 
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [("soon", "could not convert string to float"), ("never", "SystemExit: 3")],
+)
 def test_an_app_that_cannot_be_loaded_is_told_as_the_attempts_end(
     shop: Onward, loads: str, said: str
 ) -> None:
