@@ -125,7 +125,7 @@ def repeats_blindly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def says_nothing_of_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Any = getattr(PostgresDatabase, "_first_try")  # noqa: B009
+    real: Any = getattr(PostgresDatabase, "_write_new")  # noqa: B009
 
     def now(self: PostgresDatabase, jobs: Sequence[NewJob]) -> None:
         with suppress(DatabaseUnavailable):
