@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -329,14 +330,17 @@ def test_an_isolated_body_is_ended_with_its_worker(shop: Onward, ledger: Ledger)
 def test_an_embedded_worker_lets_its_jobs_end(app: Onward) -> None:
     """Leaving the block waits for what runs, within the grace of the settings."""
 
+    begun = threading.Event()
+
     @app.task
     async def nap() -> str:
+        begun.set()
         await asyncio.sleep(0.5)
         return "rested"
 
     with app.worker():
         job = nap.enqueue()
-        wait_for(job, "running")
+        assert begun.wait(10)  # One that is claimed and has not begun goes back instead.
     assert job.wait(0) == "rested"
 
 
