@@ -45,6 +45,12 @@ def unguard(dba: Hand) -> None:
     )
     for table, name in found:
         dba.sql(f"ALTER TABLE {table} DROP CONSTRAINT {name}")
+    found = dba.sql(
+        "SELECT contypid::regtype::text, conname FROM pg_constraint"
+        " WHERE contypid <> 0 AND connamespace = 'onward'::regnamespace"
+    )
+    for domain, name in found:
+        dba.sql(f"ALTER DOMAIN {domain} DROP CONSTRAINT {name}")
 
 
 def drop_guard(dba: Hand, trigger: str) -> None:

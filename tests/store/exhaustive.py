@@ -433,7 +433,8 @@ def of_endings(database: Database) -> Iterator[str]:
 BIRTH = """
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
     max_attempts, max_losses, failures, losses, budget_from, args)
-VALUES (:id, 't', 'q', 0, :state, :attempt, {now}, :worker, {begun}, {dead}, {now}, 3, 3, :failures, :losses, 1, '')
+VALUES (:id, 't', 'q', 0, :state, :attempt, {now}, :worker, {begun}, {dead}, {now}, 3, 3, :failures, :losses,
+    {budget}, '')
 """
 
 
@@ -446,6 +447,7 @@ def by_birth(database: Database) -> Iterator[str]:
                 now=dba.clock,
                 begun=dba.clock if begun else "NULL",
                 dead=dba.clock if state is JobState.DEAD else "NULL",
+                budget=1,
             )
             values: dict[str, Any] = {"id": new_id(), "state": state.value, "attempt": attempt}
             values |= {"worker": new_id() if state in OWNED else None}
@@ -455,6 +457,25 @@ def by_birth(database: Database) -> Iterator[str]:
             if done != (state in BORN and (attempt, failures, losses) == (1, 0, 0)):
                 cell = f"attempt {attempt}, {failures} failures, {losses} losses"
                 yield f"birth as {state}, {cell}: {message or 'it was carried out'}"
+        yield from _old_births(dba)
+
+
+def _old_births(dba: Hand) -> Iterator[str]:
+    """A row cannot be born with what only comes later."""
+    fresh = {"begun": "NULL", "dead": "NULL", "budget": "1"}
+    later = {
+        "an owner": ("queued", {}, new_id()),
+        "a start": ("queued", {"begun": dba.clock}, None),
+        "an end": ("queued", {"dead": dba.clock}, None),
+        "the budget of a second attempt": ("queued", {"budget": "2"}, None),
+        "the name of a later state": ("running", {}, None),
+    }
+    for what, (state, spelt, worker) in later.items():
+        text = BIRTH.format(now=dba.clock, **{**fresh, **spelt})
+        values = {"id": new_id(), "state": state, "attempt": 1, "failures": 0, "losses": 0}
+        done, _ = attempted(dba, (text, values | {"worker": worker}))
+        if done:
+            yield f"birth with {what}: it was carried out"
 
 
 # --- workers and history --------------------------------------------------------------------------

@@ -194,10 +194,13 @@ class fresh_texts:
 
 
 class Guard(NamedTuple):
-    """A trigger or a constraint of the schema, by its name without a prefix."""
+    """A trigger or a constraint of the schema, by its name without a prefix. What is a constraint
+    in SQLite may be a line of a trigger in PostgreSQL.
+    """
 
     name: str
     check: Check
+    line: str = ""
 
 
 TRIGGERS: list[Guard] = [
@@ -212,10 +215,39 @@ TRIGGERS: list[Guard] = [
 CONSTRAINTS: list[Guard] = [
     Guard("finished_move", exhaustive.by_finishing),
     Guard("attempt_end", exhaustive.of_endings),
-    Guard("job_owner", exhaustive.by_update),
-    Guard("job_start", exhaustive.of_rows),
-    Guard("job_end", exhaustive.of_rows),
+    Guard(
+        "job_owner",
+        exhaustive.by_update,
+        "OR (new.worker IS NULL) <> (new.started_at IS NULL OR new.finished_at IS NOT NULL)",
+    ),
+    Guard(
+        "job_start",
+        exhaustive.of_rows,
+        "OR (new.state IN ('waiting', 'queued')) <> (new.started_at IS NULL)",
+    ),
+    Guard(
+        "job_end",
+        exhaustive.of_rows,
+        "OR (new.state = 'dead') <> (new.finished_at IS NOT NULL)",
+    ),
 ]
+
+LINES = {
+    "the attempt": (exhaustive.by_birth, " AND new.attempt = 1"),
+    "the budget": (exhaustive.by_birth, " AND new.budget_from = 1"),
+    "the state": (exhaustive.by_birth, "new.state IN ('waiting', 'queued') AND "),
+    "failures": (exhaustive.by_birth, " AND new.failures = 0"),
+    "losses": (exhaustive.by_birth, " AND new.losses = 0"),
+    "what only a begun job has": (
+        exhaustive.by_birth,
+        "AND num_nonnulls(new.worker, new.started_at, new.finished_at) = 0",
+    ),
+    "the id": (exhaustive.of_history, "new.id <> old.id\n    OR "),
+    "spent failures": (exhaustive.of_rows, "OR new.failures > new.max_attempts "),
+    "spent losses": (exhaustive.of_rows, "OR new.losses - 1 > new.max_losses "),
+    "the budget's start": (exhaustive.of_rows, "OR new.budget_from > new.attempt"),
+}
+"""The other lines of PostgreSQL's triggers, what sees each of them, and what it is about."""
 
 
 def without_trigger(text: str, name: str) -> str:
@@ -236,6 +268,12 @@ def without_constraint(text: str, name: str) -> str:
         depth += {"(": 1, ")": -1}.get(text[end], 0)
         end += 1
     return text[: start.start()] + f"CONSTRAINT {name} CHECK (1 = 1)" + text[end:]
+
+
+def without_line(text: str, line: str) -> str:
+    """The migration without one condition of its triggers."""
+    assert text.count(line) == 1, f"{line} does not stand in the migration"
+    return text.replace(line, "")
 
 
 def seed(monkeypatch: pytest.MonkeyPatch, break_: Callable[[str], str]) -> None:
@@ -260,11 +298,25 @@ def test_a_trigger_that_is_taken_out_of_the_schema_is_noticed(
 
 @pytest.mark.parametrize("guard", CONSTRAINTS, ids=lambda guard: guard.name)
 def test_a_constraint_that_is_taken_out_of_the_schema_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, open_empty: Open, guard: Guard
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, open_empty: Open, guard: Guard
 ) -> None:
     """An impossible row, or an impossible last move, is then seen to be stored."""
-    seed(monkeypatch, lambda text: without_constraint(text, guard.name))
+    if guard.line and dialect(request) == "postgres":
+        seed(monkeypatch, lambda text: without_line(text, guard.line))
+    else:
+        seed(monkeypatch, lambda text: without_constraint(text, guard.name))
     assert first(guard.check, open_empty())
+
+
+@pytest.mark.parametrize("about", LINES)
+@pytest.mark.parametrize("open_empty", ["postgres"], indirect=True)
+def test_a_line_that_is_taken_out_of_a_trigger_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, open_empty: Open, about: str
+) -> None:
+    """Where a trigger says what a row may be, no word of it is there for nothing."""
+    check, line = LINES[about]
+    seed(monkeypatch, lambda text: without_line(text, line))
+    assert first(check, open_empty())
 
 
 ARROWS = [
@@ -281,8 +333,9 @@ ARROWS = [
 def with_arrow(text: str, arrow: str, other: str) -> str:
     """The trigger with the after-state of one of its moves exchanged."""
     before, after = arrow.split(" > ")
-    pattern = rf"(old\.state = '{before}'\s+AND new\.state = )'{after}'"
-    broken, count = re.subn(pattern, rf"\1'{other}'", text)
+    sqlite = rf"(old\.state = '{before}'\s+AND new\.state = ')({after})'"
+    postgres = rf"(WHEN '{before} > )({after})'"
+    broken, count = re.subn(f"{sqlite}|{postgres}", rf"\1\3{other}'", text)
     assert count == 1, f"{arrow} does not stand in the trigger"
     return broken
 
@@ -297,16 +350,20 @@ EXTRA = sorted(
 
 @pytest.mark.parametrize("arrow", EXTRA)
 def test_a_move_too_many_in_the_trigger_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, open_empty: Open, arrow: str
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, open_empty: Open, arrow: str
 ) -> None:
     """A move that the table does not have cannot be let in by one line of SQL."""
     before, after = arrow.split(" > ")
-    line = f"(old.state = '{before}' AND new.state = '{after}')"
+    last, line = (
+        "OR (old.state = 'dead'    AND",
+        f"OR (old.state = '{before}' AND new.state = '{after}')",
+    )
+    if dialect(request) == "postgres":
+        last, line = "WHEN 'dead > queued'", f"WHEN '{arrow}' THEN 0"
 
     def break_(text: str) -> str:
-        last = "OR (old.state = 'dead'    AND"
         assert text.count(last) == 1
-        return text.replace(last, f"OR {line} {last}")
+        return text.replace(last, f"{line} {last}")
 
     seed(monkeypatch, break_)
     assert first(exhaustive.by_update, open_empty())
@@ -328,7 +385,10 @@ def test_the_trigger_lists_every_live_move_and_no_other(open_empty: Open) -> Non
     live = {f"{before} > {to}" for (before, _), to in JOB_MOVES.items() if to not in TERMINAL}
     assert set(ARROWS) == live
     text = migrate.migrations(open_empty().dialect)[0].text
-    found = re.findall(r"old\.state = '(\w+)'\s+AND new\.state = '(\w+)'", text)
+    spelt = r"old\.state = '(\w+)'\s+AND new\.state = '(\w+)'"
+    if open_empty().dialect == "postgres":
+        spelt = r"WHEN '(\w+) > (\w+)'"
+    found = re.findall(spelt, text)
     assert {f"{before} > {after}" for before, after in found} == live
 
 

@@ -34,30 +34,37 @@ CREATE TABLE onward.worker (
 );
 CREATE INDEX worker_live ON onward.worker (state) WHERE state IN ('active', 'draining');
 
+-- What one value may be is said by its type. (A CHECK constraint of a table is read anew by every statement that writes, a
+-- domain's once a session: eight of them took a fifth of the time of an enqueue.)
+CREATE DOMAIN onward.label AS text CHECK (VALUE <> '');
+CREATE DOMAIN onward.priority AS smallint CHECK (VALUE BETWEEN -100 AND 100);
+CREATE DOMAIN onward.ordinal AS integer CHECK (VALUE >= 1);
+CREATE DOMAIN onward.amount AS integer CHECK (VALUE >= 0);
+CREATE DOMAIN onward.seconds AS double precision CHECK (VALUE > 0);
+CREATE DOMAIN onward.live_state AS text CHECK (VALUE IN ('waiting', 'queued', 'running', 'cancelling', 'dead'));
+
 -- The live table holds what may still move, dead included. Claims touch nothing else, so they do not slow down as
--- history grows. Rows churn, so autovacuum looks often.
+-- history grows. Rows churn, so autovacuum looks often. What its values must be together is said by the triggers
+-- `job_born` and `job_moves`, further down.
 CREATE TABLE onward.job (
     id           uuid PRIMARY KEY,
-    task         text NOT NULL CHECK (task <> ''),
-    queue        text NOT NULL CHECK (queue <> ''),
-    priority     smallint NOT NULL CHECK (priority BETWEEN -100 AND 100),
-    state        text NOT NULL CHECK (state IN ('waiting', 'queued', 'running', 'cancelling', 'dead')),
-    attempt      integer NOT NULL CHECK (attempt >= 1),
+    task         onward.label NOT NULL,
+    queue        onward.label NOT NULL,
+    priority     onward.priority NOT NULL,
+    state        onward.live_state NOT NULL,
+    attempt      onward.ordinal NOT NULL,
     run_at       timestamptz NOT NULL,
     worker       uuid,
     started_at   timestamptz,
     finished_at  timestamptz,
     created_at   timestamptz NOT NULL,
-    max_attempts integer NOT NULL CHECK (max_attempts >= 1),
-    max_losses   integer NOT NULL CHECK (max_losses >= 0),
-    failures     integer NOT NULL CHECK (failures BETWEEN 0 AND max_attempts),
-    losses       integer NOT NULL CHECK (losses BETWEEN 0 AND max_losses + 1),
-    budget_from  integer NOT NULL CHECK (budget_from BETWEEN 1 AND attempt),
-    timeout      double precision CHECK (timeout > 0),
-    args         text NOT NULL,
-    CONSTRAINT job_owner CHECK ((state IN ('running', 'cancelling')) = (worker IS NOT NULL)),
-    CONSTRAINT job_start CHECK ((state IN ('running', 'cancelling', 'dead')) = (started_at IS NOT NULL)),
-    CONSTRAINT job_end   CHECK ((state = 'dead') = (finished_at IS NOT NULL))
+    max_attempts onward.ordinal NOT NULL,
+    max_losses   onward.amount NOT NULL,
+    failures     onward.amount NOT NULL,
+    losses       onward.amount NOT NULL,
+    budget_from  onward.ordinal NOT NULL,
+    timeout      onward.seconds,
+    args         text NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
@@ -100,22 +107,22 @@ END $$;
 -- ends the job, and never updated. `ended_from` and `event` name the last move.
 CREATE TABLE onward.finished (
     id           uuid PRIMARY KEY,
-    task         text NOT NULL,
-    queue        text NOT NULL,
-    priority     smallint NOT NULL,
+    task         onward.label NOT NULL,
+    queue        onward.label NOT NULL,
+    priority     onward.priority NOT NULL,
     state        text NOT NULL,
-    attempt      integer NOT NULL CHECK (attempt >= 1),
+    attempt      onward.ordinal NOT NULL,
     run_at       timestamptz NOT NULL,
     worker       uuid,
     started_at   timestamptz,
     finished_at  timestamptz NOT NULL,
     created_at   timestamptz NOT NULL,
-    max_attempts integer NOT NULL,
-    max_losses   integer NOT NULL,
-    failures     integer NOT NULL,
-    losses       integer NOT NULL,
-    budget_from  integer NOT NULL,
-    timeout      double precision,
+    max_attempts onward.ordinal NOT NULL,
+    max_losses   onward.amount NOT NULL,
+    failures     onward.amount NOT NULL,
+    losses       onward.amount NOT NULL,
+    budget_from  onward.ordinal NOT NULL,
+    timeout      onward.seconds,
     args         text NOT NULL,
     ended_from   text NOT NULL,
     event        text NOT NULL,
@@ -183,34 +190,49 @@ CREATE TABLE onward.refusal (
 );
 CREATE INDEX refusal_job ON onward.refusal (job);
 
--- Guard three: whatever hand writes, the life of a job is the one in the table. The legal moves stand in the WHEN clauses,
--- so a legal write never calls a function.
+-- Guard three: whatever hand writes, the life of a job is the one in the table. The legal moves stand in the WHEN clause,
+-- so a legal move calls no function. A birth does: it is checked by a function whose plan the session keeps, because an
+-- enqueue is often a statement of one row, and a WHEN clause is read anew by each statement.
 CREATE FUNCTION onward.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'onward: % refuses % > % (attempt % > %) of %', TG_TABLE_NAME,
-        CASE WHEN TG_OP = 'INSERT' THEN 'nothing' ELSE to_jsonb(OLD) ->> 'state' END,
-        CASE WHEN TG_OP = 'DELETE' THEN 'nothing' ELSE to_jsonb(NEW) ->> 'state' END,
-        CASE WHEN TG_OP = 'INSERT' THEN NULL ELSE to_jsonb(OLD) ->> 'attempt' END,
-        CASE WHEN TG_OP = 'DELETE' THEN NULL ELSE to_jsonb(NEW) ->> 'attempt' END,
-        CASE WHEN TG_OP = 'INSERT' THEN to_jsonb(NEW) ->> 'id' ELSE coalesce(to_jsonb(OLD) ->> 'id', to_jsonb(OLD) ->> 'job') END
-        USING ERRCODE = 'check_violation', HINT = 'onward lifecycle shows every legal move';
+        to_jsonb(OLD) ->> 'state', to_jsonb(NEW) ->> 'state', to_jsonb(OLD) ->> 'attempt', to_jsonb(NEW) ->> 'attempt',
+        coalesce(to_jsonb(OLD) ->> 'id', to_jsonb(OLD) ->> 'job')
+        USING ERRCODE = 'check_violation', HINT = 'onward lifecycle shows every legal move',
+            DETAIL = 'The row would be ' || CAST(to_jsonb(NEW) - CAST('{args,error,result}' AS text[]) AS text);
 END $$;
 
-CREATE TRIGGER job_born BEFORE INSERT ON onward.job FOR EACH ROW
-WHEN (NOT (new.state IN ('waiting', 'queued') AND new.attempt = 1 AND new.failures = 0 AND new.losses = 0))
-EXECUTE FUNCTION onward.refuse();
+CREATE FUNCTION onward.check_birth() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF new.state IN ('waiting', 'queued') AND new.attempt = 1 AND new.budget_from = 1 AND new.failures = 0 AND new.losses = 0
+        AND num_nonnulls(new.worker, new.started_at, new.finished_at) = 0
+    THEN
+        RETURN new;
+    END IF;
+    RAISE EXCEPTION 'onward: job refuses nothing > % (attempt %) of %', new.state, new.attempt, new.id
+        USING ERRCODE = 'check_violation', HINT = 'onward lifecycle shows every legal move',
+            DETAIL = 'The row would be ' || CAST(to_jsonb(new) - 'args' AS text);
+END $$;
 
+CREATE TRIGGER job_born BEFORE INSERT ON onward.job FOR EACH ROW EXECUTE FUNCTION onward.check_birth();
+
+-- First the moves, each with the number of attempts that it mints; a row that stays in its state keeps its attempt and its
+-- owner. Then what must be true in each state: who is owned has begun, who is dead has ended. Then the budgets.
 CREATE TRIGGER job_moves BEFORE UPDATE ON onward.job FOR EACH ROW
-WHEN (NOT (new.id = old.id AND (
-       (old.state = new.state AND new.attempt = old.attempt AND new.worker IS NOT DISTINCT FROM old.worker)
-    OR (old.state = 'waiting' AND new.state = 'queued'     AND new.attempt = old.attempt)
-    OR (old.state = 'queued'  AND new.state = 'running'    AND new.attempt = old.attempt)
-    OR (old.state = 'running' AND new.state = 'queued'     AND new.attempt = old.attempt + 1)
-    OR (old.state = 'running' AND new.state = 'waiting'    AND new.attempt = old.attempt + 1)
-    OR (old.state = 'running' AND new.state = 'dead'       AND new.attempt = old.attempt)
-    OR (old.state = 'running' AND new.state = 'cancelling' AND new.attempt = old.attempt AND new.worker = old.worker)
-    OR (old.state = 'dead'    AND new.state = 'queued'     AND new.attempt = old.attempt + 1)
-)))
+WHEN (new.id <> old.id
+    OR new.attempt - old.attempt IS DISTINCT FROM CASE old.state || ' > ' || new.state
+        WHEN 'waiting > queued'     THEN 0
+        WHEN 'queued > running'     THEN 0
+        WHEN 'running > queued'     THEN 1
+        WHEN 'running > waiting'    THEN 1
+        WHEN 'running > dead'       THEN 0
+        WHEN 'running > cancelling' THEN CASE WHEN new.worker = old.worker THEN 0 END
+        WHEN 'dead > queued'        THEN 1
+        ELSE CASE WHEN new.state = old.state AND new.worker IS NOT DISTINCT FROM old.worker THEN 0 END END
+    OR (new.state IN ('waiting', 'queued')) <> (new.started_at IS NULL)
+    OR (new.state = 'dead') <> (new.finished_at IS NOT NULL)
+    OR (new.worker IS NULL) <> (new.started_at IS NULL OR new.finished_at IS NOT NULL)
+    OR new.failures > new.max_attempts OR new.losses - 1 > new.max_losses OR new.budget_from > new.attempt)
 EXECUTE FUNCTION onward.refuse();
 
 -- A live job leaves only into `finished`, and only from the state, the attempt and the owner that it has. Checked once a
@@ -241,9 +263,10 @@ WHEN (NOT (new.id = old.id AND (new.state = old.state AND old.state IN ('active'
     OR (old.state = 'draining' AND new.state IN ('stopped', 'lost')))))
 EXECUTE FUNCTION onward.refuse();
 
--- Every read goes through one view of both tables, in one statement.
+-- Every read goes through one view of both tables, in one statement. Both sides have the same types, or a condition on a
+-- column would not reach the tables and their indexes.
 CREATE VIEW onward.jobs AS
-SELECT id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at, max_attempts,
+SELECT id, task, queue, priority, CAST(state AS text) AS state, attempt, run_at, worker, started_at, finished_at, created_at, max_attempts,
        max_losses, failures, losses, budget_from, timeout, args,
        NULL::text AS ended_from, NULL::text AS event, NULL::text AS reason, NULL::text AS error, NULL::text AS result
 FROM onward.job
