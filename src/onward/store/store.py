@@ -20,7 +20,7 @@ from onward.errors import IdConflict, JobNotFound
 from onward.job import Attempt, Change, Job, NewJob
 from onward.lifecycle import TERMINAL, AttemptState, Event, JobState
 from onward.store.database import Again
-from onward.store.statements import Op, Rows, Statement
+from onward.store.statements import Op, Statement
 from onward.store.stored import stored_text
 
 MOST_OWNED = 100_000
@@ -217,7 +217,32 @@ def claim(
     """
     place = _place(tasks, lane, after, limit)
     rows = yield Statement("claim", {"worker": worker, **place})
-    return _claimed(rows)
+    rows.sort(key=_FIRST)
+    return [_won(row, worker, lane) for row in rows]
+
+
+_FIRST = itemgetter(10, 0)
+
+
+def _won(row: tuple[Any, ...], worker: str, lane: tuple[str, int]) -> Claimed:
+    """A row of `claim`, which leaves out what its caller knows."""
+    job = Job(
+        id=row[0],
+        task=row[1],
+        queue=lane[0],
+        priority=lane[1],
+        state=JobState.RUNNING,
+        attempt=row[2],
+        worker=worker,
+        args=stored_text(row[3]),
+        max_attempts=row[4],
+        max_losses=row[5],
+        failures=row[6],
+        losses=row[7],
+        budget_from=row[8],
+        timeout=row[9],
+    )
+    return Claimed(job, row[10])
 
 
 def _place(
@@ -252,7 +277,11 @@ def due(
 def claim_these(worker: str, ids: Sequence[str], *, alone: bool = True) -> Op[list[Claimed]]:
     """Claim those of these jobs that are still due."""
     rows = yield Statement("claim_these", {"worker": worker, "ids": dumps(ids)}, alone)
-    return _claimed(rows)
+    rows.sort(key=_PLACE)
+    return [Claimed(_job(row), row[14]) for row in rows]
+
+
+_PLACE = itemgetter(14, 0)
 
 
 def claim_around(
@@ -266,14 +295,6 @@ def claim_around(
     """The same as `claim`, around the jobs to `leave` alone."""
     ids = yield from due(tasks, lane, after, limit, leave, alone=False)
     return (yield from claim_these(worker, ids, alone=False)) if ids else []
-
-
-def _claimed(rows: Rows) -> list[Claimed]:
-    rows.sort(key=_PLACE)
-    return [Claimed(_job(row), row[14]) for row in rows]
-
-
-_PLACE = itemgetter(14, 0)
 
 
 def lanes(queues: Iterable[str], tasks: Container[str] | None = None) -> Op[list[Lane]]:

@@ -25,10 +25,24 @@ from onward.text import clean_text, type_name
 FORKED = 70
 """The exit status of a process that a body has forked, and that came out of the body."""
 
+_forks = 0
+"""How many forks this process is away from the one that was started. Kept by Python's own hook: to
+ask for the process's number is a call of the system, and this is asked twice a job.
+"""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
 
 def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
     """Run a plain function's body here, in this thread."""
-    pid = os.getpid()
+    forks = _forks
     set_current(current)
     try:
         args, kwargs = task.signature.decode_arguments(job.args)
@@ -38,12 +52,12 @@ def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
         return _certainly(task, error, current)
     finally:
         set_current(None)
-        _end_fork(pid)
+        _end_fork(forks)
 
 
 async def run_async_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
     """Run an `async` function's body on this loop."""
-    pid = os.getpid()
+    forks = _forks
     set_current(current)
     try:
         args, kwargs = task.signature.decode_arguments(job.args)
@@ -52,14 +66,14 @@ async def run_async_body(task: Task[Any, Any], job: Job, current: Current) -> Ou
     except BaseException as error:
         return _certainly(task, error, current)
     finally:
-        _end_fork(pid)
+        _end_fork(forks)
 
 
-def _end_fork(pid: int) -> None:
+def _end_fork(forks: int) -> None:
     """A process that the body has forked, and that comes back here, is not the attempt: it must not
     speak for it, nor go on as a copy of this worker.
     """
-    if os.getpid() != pid:
+    if _forks != forks:
         os._exit(FORKED)
 
 
