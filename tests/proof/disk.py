@@ -262,7 +262,7 @@ class _File(apsw.VFSFile):
         super().__init__("", name, flags)
         self._disk = disk
         path = None if name is None else name if isinstance(name, str) else name.filename()
-        self._name = Path(path).name if path else ""
+        self._name = path.rpartition("/")[2] if path else ""
         self._temporary = not path
         self._inode = disk.inode(self._name) if path else Inode()
         kinds = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL
@@ -314,15 +314,22 @@ class _Connection(ApswConnection):
 
 
 class DiskDriver(ApswDriver):
-    """apsw on such a disk. The log is checkpointed early, so that short scripts meet it."""
+    """apsw on such a disk. The log is checkpointed early, so that short scripts meet it.
 
-    def __init__(self, disk: Disk, pages: int = 12) -> None:
+    Args:
+        disk: whose files are opened.
+        pages: after how many the log is checkpointed.
+        modelled: whether the disk hears of it; if not, the files are plain ones.
+    """
+
+    def __init__(self, disk: Disk, pages: int = 12, *, modelled: bool = True) -> None:
         self.disk = disk
+        self._vfs = disk.vfs.name if modelled else None
         self._pages = pages
         self._opened: list[Any] = []
 
     def open(self, path: Path, clock: Callable[[], float]) -> Connection:
-        connection: Any = apsw.Connection(str(path), vfs=self.disk.vfs.name)
+        connection: Any = apsw.Connection(str(path), vfs=self._vfs)
         self._opened.append(connection)
         connection.create_scalar_function("onward_clock", clock, 0, deterministic=True)
         connection.set_busy_timeout(0)

@@ -388,4 +388,4 @@ def _deep(seed: int, budget: Budget) -> Report:
         return explore(place, DEEP, seed, budget, MOST_FOUND)
 
 
-TECHNIQUES = [Technique("explorer", _deep, share=1.5, whole=True)]
+TECHNIQUES = [Technique("explorer", _deep, whole=True)]

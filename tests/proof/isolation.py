@@ -1056,4 +1056,4 @@ def run_deep(seed: int, budget: Budget) -> Report:
         return asyncio.run(deep(url, world, seed, budget))
 
 
-TECHNIQUES = [Technique("isolation", run_deep, share=0.1)]
+TECHNIQUES = [Technique("isolation", run_deep)]

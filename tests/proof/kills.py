@@ -21,14 +21,13 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import psycopg
 
-from onward import invariants
 from onward.lifecycle import Event, JobState
 from onward.policy import (
     Crashed,
@@ -54,6 +53,7 @@ from tests.crash import by_statement
 from tests.proof.power import (
     FOR_LONG,
     LARGE,
+    MEMORY,
     A,
     B,
     C,
@@ -64,6 +64,7 @@ from tests.proof.power import (
     a_job,
     a_step,
     again,
+    broken,
     cancel,
     claim,
     closed,
@@ -199,7 +200,9 @@ class Place(Protocol):
 
     def restore(self, saved: Any) -> Database: ...
 
-    def ask(self, database: Database, text: str) -> Rows: ...
+    def ask(
+        self, database: Database, text: str, params: Mapping[str, Any] | None = None
+    ) -> Rows: ...
 
     def let_go(self) -> None:
         """A fork comes: no connection may stand open to a file beside it."""
@@ -243,11 +246,11 @@ class SqlitePlace:
         self.let_go()
         return self._at(saved)
 
-    def ask(self, database: Database, text: str) -> Rows:
+    def ask(self, database: Database, text: str, params: Mapping[str, Any] | None = None) -> Rows:
         assert isinstance(database, SqliteDatabase)
         if self._looking is None:
             self._looking = database.open_ready()
-        return self._looking.rows(text.replace("onward.", "onward_"))
+        return self._looking.rows(text.replace("onward.", "onward_"), params)
 
     def let_go(self) -> None:
         looking, self._looking = self._looking, None
@@ -296,8 +299,8 @@ class PostgresPlace:
         self._do(SET_BACK)
         return self._database
 
-    def ask(self, database: Database, text: str) -> Rows:
-        return self._control.execute(text.encode()).fetchall()
+    def ask(self, database: Database, text: str, params: Mapping[str, Any] | None = None) -> Rows:
+        return self._control.execute(text.encode(), params).fetchall()
 
     def let_go(self) -> None:
         pass
@@ -527,14 +530,12 @@ class Trial:
     def _held(self, database: Database) -> Held:
         return held(self._ask, self._place.dialect)
 
-    def _ask(self, text: str) -> Rows:
-        return self._place.ask(self._database, text)
+    def _ask(self, text: str, params: Mapping[str, Any] | None = None) -> Rows:
+        return self._place.ask(self._database, text, params)
 
     def _check(self, death: Death, slack: float) -> None:
-        for finding in invariants.run_checks(self._database, slack=slack, limit=3):
-            if not finding.holds:
-                about = finding.problem or finding.offences
-                self._violate(death, f"{finding.check.key} {finding.check.name}: {about}")
+        for found in broken(self._ask, self._place.dialect, slack):
+            self._violate(death, found)
 
     def _difference(self, found: Held) -> str:
         return difference(self._contents[0], found)
@@ -550,7 +551,7 @@ class Trial:
 
 @contextmanager
 def sqlite_place() -> Generator[SqlitePlace]:
-    with tempfile.TemporaryDirectory(prefix="onward-kills-") as folder:
+    with tempfile.TemporaryDirectory(prefix="onward-kills-", dir=MEMORY) as folder:
         yield SqlitePlace(Path(folder))
 
 
@@ -594,6 +595,6 @@ def on_postgres(seed: int, budget: Budget) -> Report:
 
 
 TECHNIQUES = [
-    Technique("kills on SQLite", on_sqlite, share=0.4),
-    Technique("kills on PostgreSQL", on_postgres, share=0.4),
+    Technique("kills on SQLite", on_sqlite),
+    Technique("kills on PostgreSQL", on_postgres),
 ]

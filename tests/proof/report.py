@@ -64,12 +64,10 @@ class Budget:
 class Technique(NamedTuple):
     """One search in its deep form.
 
-    `run(seed, budget)` searches from that seed until the budget is used up and reports; `share` is
-    its part of the time, beside those of the others. `whole`: it comes further in one go than in
-    slices.
+    `run(seed, budget)` searches from that seed until the budget is used up and reports. `whole`: it
+    comes further in one go than in slices.
     """
 
     name: str
     run: Callable[[int, Budget], Report]
-    share: float = 1.0
     whole: bool = False

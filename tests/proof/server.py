@@ -855,15 +855,15 @@ def run_deep(seed: int, budget: Budget) -> Report:
         round_ = seed
         while budget.left():
             for kinds in (("session",), ("request", "answer")):
-                report.add(strikes(url, round_, kinds, most=60, budget=budget))
+                report.add(strikes(url, round_, kinds, most=20, budget=budget))
             if budget.left():
-                report.add(unsteady_worker(server, round_, 10))
+                report.add(unsteady_worker(server, round_, 5))
             if budget.left():
-                report.add(crashes(private, round_, 2))
+                report.add(crashes(private, round_, 4))
             if budget.left():
                 report.add(partitions(server, round_, 1))
             round_ += 1
     return report
 
 
-TECHNIQUES = [Technique("server", run_deep, share=1.0)]
+TECHNIQUES = [Technique("server", run_deep)]

@@ -28,6 +28,8 @@ STEP = 0.000_02
 EPOCH = 1_800_000_000.0
 """What the wall clock shows when a run begins."""
 
+_process: ContextVar[Process] = ContextVar("process")
+
 
 class Process:
     """What lives, stands still and dies as one."""
@@ -41,6 +43,9 @@ class Process:
         self.stands_until = 0.0
         self.last_write = 0.0
         """When the last of its writes reaches the database, where they go there in order."""
+        self.context = Context()
+        """For callbacks that need to know nothing but whose they are; all may share it."""
+        self.context.run(_process.set, self)
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -53,12 +58,10 @@ class Process:
 
 NOBODY = Process("nobody")
 
-_process: ContextVar[Process] = ContextVar("process", default=NOBODY)
-
 
 def here() -> Process:
     """The process that the running code belongs to."""
-    return _process.get()
+    return _process.get(NOBODY)
 
 
 def inside(process: Process) -> Context:
@@ -71,14 +74,14 @@ def inside(process: Process) -> Context:
 class Call:
     """A callback that waits for its turn, or for its time."""
 
-    __slots__ = ("_args", "_callback", "_context", "_when", "gone", "process")
+    __slots__ = ("_when", "args", "callback", "context", "gone", "process")
 
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when: float
     ) -> None:
-        self._callback = callback
-        self._args = args
-        self._context = context
+        self.callback = callback
+        self.args = args
+        self.context = context
         self._when = when
         self.process = context.get(_process, NOBODY)
         self.gone = False
@@ -91,9 +94,6 @@ class Call:
 
     def when(self) -> float:
         return self._when
-
-    def run(self) -> None:
-        self._context.run(self._callback, *self._args)
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
@@ -125,7 +125,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
-        call = Call(callback, args, context or copy_context(), self._now)
+        if context is None:
+            context = copy_context()
+        call = Call(callback, args, context, self._now)
         self._ready.append(call)
         return call
 
@@ -150,7 +152,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> Any:
-        call = Call(callback, args, context or copy_context(), when)
+        if context is None:
+            context = copy_context()
+        call = Call(callback, args, context, when)
         self._wait(call, when)
         return call
 
@@ -187,8 +191,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Run until this coroutine of `process` has ended; what else there is stays as it is."""
         with self._running():
             task: asyncio.Task[Any] = self.create_task(main, context=inside(process))
-            while not task.done():
-                self._turn()
+            done, turn = task.done, self._turn
+            while not done():
+                turn()
         return task.result()
 
     def end(self) -> None:
@@ -223,27 +228,29 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _turn(self) -> None:
         """Run one callback."""
-        timers, ready = self._timers, self._ready
-        while timers and (timers[0][0] <= self._now or not ready):
+        timers, ready, now = self._timers, self._ready, self._now
+        while timers and (not ready or timers[0][0] <= now):
             when, _, call = heapq.heappop(timers)
             if not call.gone:
-                self._now = max(self._now, when)
+                if when > now:
+                    self._now = now = when
                 ready.append(call)
         if not ready:
             raise RuntimeError("nothing is left that could ever happen")
         call = ready.pop(self._next() if len(ready) > 1 else 0)
         if call.gone:
             return
-        if self._ending:
-            call.run()
-        elif not call.process.alive:
-            self._dropped.append(call)  # Kept: a task that nobody knows would be closed.
-        elif call.process.stands_until > self._now:
-            self._wait(call, call.process.stands_until)
-        else:
-            self._now += STEP
+        process = call.process
+        if not self._ending:
+            if not process.alive:
+                self._dropped.append(call)  # Kept: a task that nobody knows would be closed.
+                return
+            if process.stands_until > now:
+                self._wait(call, process.stands_until)
+                return
+            self._now = now + STEP
             self.turns += 1
-            call.run()
+        call.context.run(call.callback, *call.args)
 
     def _next(self) -> int:
         """Who of those that are ready is next."""

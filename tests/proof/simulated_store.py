@@ -34,7 +34,7 @@ from onward.store.sqlite_apsw import ApswConnection, ApswDriver
 from onward.store.sqlite_writer import carry_out
 from onward.store.statements import Op
 from onward.store.store import Refusal, Registration
-from tests.proof.simulated_loop import EPOCH, Process, SimulatedLoop, here, inside
+from tests.proof.simulated_loop import EPOCH, Process, SimulatedLoop, here
 from tests.support import history
 
 T = TypeVar("T")
@@ -94,6 +94,7 @@ class SimulatedDatabase:
 
     dialect = "sqlite"
     shown_url = "simulated"
+    schema = ""
 
     def __init__(
         self,
@@ -117,8 +118,11 @@ class SimulatedDatabase:
         self._server = Process("database")
         self._moment: float | None = None
         self._file: Any = apsw.Connection(":memory:")
-        self._file.deserialize("main", empty())
+        with self._file.backup("main", empty(), "main") as copy:
+            copy.step()
         self._file.create_scalar_function("onward_clock", self.clock, 0, deterministic=True)
+        # As the product has it: or each statement is prepared anew when it is given other values.
+        self._file.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         self._connection = ApswConnection(self._file)
         self._driver = SqliteDatabase(Path("nowhere"), ApswDriver())  # Only to translate errors.
         self._wakeups: list[SimulatedWakeup] = []
@@ -173,6 +177,9 @@ class SimulatedDatabase:
     def destroy(self) -> None:
         self.close()
 
+    def compact(self) -> bool:
+        return True
+
     def facts(self) -> dict[str, Any]:
         return {}
 
@@ -198,7 +205,7 @@ class SimulatedDatabase:
         fate = self._fate(name) if process.mortal else ""
         told: asyncio.Future[Any] = self._loop.create_future()
         # With a server the write is its doing. With a file it is that of the process.
-        where = inside(process if self.local else self._server)
+        where = (process if self.local else self._server).context
 
         def arrive() -> None:
             if fate == "dies_before":
@@ -249,13 +256,13 @@ class SimulatedDatabase:
         try:
             if not writes:
                 return carry_out(self._connection, make())
-            self._connection.rows("BEGIN IMMEDIATE")
+            self._file.execute("BEGIN IMMEDIATE")
             try:
                 answer: Any = carry_out(self._connection, make())
             except Exception as error:
-                self._connection.rows("ROLLBACK")
+                self._file.execute("ROLLBACK")
                 return self._driver.translate(error)
-            self._connection.rows("COMMIT")
+            self._file.execute("COMMIT")
             return answer
         except apsw.ConnectionClosedError:
             return _away("it was shut down")
@@ -290,13 +297,13 @@ class SimulatedWakeup:
 
 
 @cache
-def empty() -> bytes:
+def empty() -> Any:
     """A database with the tables of today's schema, and nothing in them."""
     file: Any = apsw.Connection(":memory:")
     connection = ApswConnection(file)
     for migration in missing("sqlite", 0):
         connection.script(migration.text)
-    return bytes(file.serialize("main"))
+    return file
 
 
 def _name(op: Callable[..., Any]) -> str:

@@ -226,5 +226,5 @@ def test_the_deep_form_ends_with_its_budget() -> None:
     start = time.monotonic()
     report = technique.run(5, Budget(1.0))
     assert report.violations == []
-    assert report.did["stories"] >= 3
+    assert report.did["stories"] >= 1
     assert time.monotonic() - start < 30

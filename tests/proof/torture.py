@@ -289,6 +289,6 @@ def on(dialect: str) -> Callable[[int, Budget], Report]:
 
 
 TECHNIQUES = [
-    Technique("torture sqlite", on("sqlite"), share=0.4),
-    Technique("torture postgres", on("postgres"), share=0.4),
+    Technique("torture sqlite", on("sqlite")),
+    Technique("torture postgres", on("postgres")),
 ]
