@@ -23,7 +23,7 @@ from tests.support.workers import running, wait_until
 @pytest.mark.parametrize(
     ("processes", "jobs", "due_in"),
     [
-        pytest.param(4, 1_000, 1.0, id="scaled"),
+        pytest.param(4, 3_000, 1.0, id="scaled"),
         pytest.param(16, 10_000, 6.0, id="as written", marks=pytest.mark.soak),
     ],
 )
