@@ -5,12 +5,14 @@ Each is opened on the app's database, has a table `note` and runs each step as i
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import apsw
@@ -129,6 +131,23 @@ async def _psycopg_async(app: Onward) -> AsyncIterator[Caller]:
             rollback=raw.rollback,
             is_async=True,
         )
+
+
+@asynccontextmanager
+async def _psycopg2(app: Onward) -> AsyncIterator[Caller]:
+    raw: Any = importlib.import_module("psycopg2").connect(app.url)
+    try:
+        raw.cursor().execute(TABLE)
+        raw.commit()
+        yield Caller(
+            app=app,
+            connection=raw,
+            run=lambda sql: raw.cursor().execute(sql),
+            commit=raw.commit,
+            rollback=raw.rollback,
+        )
+    finally:
+        raw.close()
 
 
 @asynccontextmanager
@@ -258,6 +277,11 @@ POSTGRES: dict[str, Opened] = {
     "AsyncSession on asyncpg": _async_sqlalchemy("asyncpg", AsyncSession),
     "AsyncConnection on asyncpg": _async_sqlalchemy("asyncpg", AsyncConnection),
 }
+
+if find_spec("psycopg2"):
+    POSTGRES["psycopg2"] = _psycopg2
+    POSTGRES["Session on psycopg2"] = _sqlalchemy("psycopg2", Session)
+    POSTGRES["Connection on psycopg2"] = _sqlalchemy("psycopg2", Connection)
 STDLIB: dict[str, Opened] = {
     "sqlite3": _sqlite3,
     "Session on sqlite3": _sqlalchemy("", Session),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 import time
@@ -23,7 +24,7 @@ from onward import (
     Snooze,
     current,
 )
-from onward.errors import OutsideJob
+from onward.errors import IdConflict, OutsideJob
 from onward.running import CancelToken, set_current
 from onward.store import store
 from tests.support import by_hand
@@ -59,6 +60,16 @@ def test_inside_it_is_the_same_for_the_thread_and_for_contexts_copied_from_it(
                 pool.submit(current).result()
     finally:
         set_current(None)
+
+
+def test_it_is_shown_by_its_job_and_without_arguments(app: Onward) -> None:
+    task = app.task(name="shop.login")(login)
+    shown = Current(by_hand.claim(app, task.enqueue("hunter2").id))
+    assert repr(shown) == f"<Current shop.login {shown.id}, attempt 1>"
+
+
+def login(password: str) -> None:
+    """A task with something to hide."""
 
 
 def test_a_body_that_asks_stops_when_it_was_asked_to(attempt: Current) -> None:
@@ -113,6 +124,27 @@ def test_follow_ups_are_kept_until_the_attempt_succeeds(app: Onward, attempt: Cu
     )
     app.database.run(store.apply, [change])
     assert app.get(id).args == {"n": 7}
+
+
+@pytest.mark.parametrize("way", ["plain", "async"])
+def test_a_follow_up_that_was_written_is_not_enqueued_once_more(
+    app: Onward, attempt: Current, way: str
+) -> None:
+    """The call is one job, whoever writes it: the error is of ours and says so."""
+    call = app.tasks["shop.work"].call(7)
+    attempt.enqueue(call)
+    app.database.run(store.enqueue, attempt.follow_ups)
+
+    async def on_loop() -> None:
+        try:
+            await app.aenqueue_many([call])
+        finally:
+            await app.aclose()
+
+    again = {"plain": lambda: app.enqueue_many([call]), "async": lambda: asyncio.run(on_loop())}
+    with pytest.raises(IdConflict, match="enqueued already"):
+        again[way]()
+    assert app.counts()["queued"] == 1
 
 
 async def never() -> None:

@@ -7,6 +7,7 @@ import math
 import uuid
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
@@ -190,6 +191,22 @@ def test_thousands_of_calls_of_several_tasks_are_stored_in_order(
     for place in (0, 1, count // 2, count - 1):
         args = app.get(ids[place]).args
         assert args.get("what", args.get("order")) == place
+
+
+def test_an_id_whose_arguments_todays_code_cannot_read_is_that_of_another_call(url: str) -> None:
+    """The caller gave the id, so it hears of a conflict and not of somebody's old arguments."""
+    key = uuid.uuid4()
+
+    def before(cents: int) -> None: ...
+    def after(amount: str) -> None: ...
+
+    with closing(Onward(url)) as old, closing(Onward(url)) as new:
+        old.task(name="shop.pay")(before).using(id=key).enqueue(5)
+        task = new.task(name="shop.pay")(after).using(id=key)
+        with pytest.raises(IdConflict, match=str(key)):
+            task.enqueue("5")
+        assert total(new) == 1
+        assert new.get(str(key)).task == "shop.pay"
 
 
 def test_a_bulk_with_one_bad_id_writes_nothing(app: Onward, send: SyncTask[..., int]) -> None:

@@ -19,8 +19,10 @@ from onward import (
     JobNotFound,
     JobState,
     Onward,
+    WaitRefused,
     WaitTimeout,
 )
+from onward.running import Current, set_current
 from onward.task import SyncTask
 from tests.support import by_hand
 
@@ -234,6 +236,35 @@ def test_a_wait_that_is_too_short_says_what_the_job_is_doing(
     assert "it is queued" in late.value.what
     assert f"onward status --database {app.database.shown_url};" in late.value.fix
     assert 0.2 <= time.monotonic() - started < 1
+
+
+def test_a_wait_for_a_job_that_runs_says_so(app: Onward, send: SyncTask[..., int]) -> None:
+    """Nobody is sent to look for a worker that there is."""
+    job = send.enqueue()
+    by_hand.claim(app, job.id)
+    with pytest.raises(WaitTimeout, match="it is running") as late:
+        job.wait(timeout=0)
+    assert late.value.why == "it goes on"
+
+
+def test_a_body_in_a_thread_waits_and_one_on_the_loop_is_refused(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    """Of a sync task nothing else needs its thread, although there is a loop elsewhere."""
+    job, other = send.enqueue(), send.enqueue()
+    by_hand.succeed(app, other.id, "5")
+    attempt = Current(by_hand.claim(app, job.id))
+
+    def body() -> int:
+        set_current(attempt)
+        return other.wait(timeout=0)
+
+    async def scene() -> None:
+        assert await asyncio.to_thread(body) == 5
+        with pytest.raises(WaitRefused, match="cannot wait for job"):
+            body()
+
+    asyncio.run(scene())
 
 
 def test_a_wait_for_a_job_that_failed_tells_its_error(

@@ -31,6 +31,18 @@ def test_two_functions_may_not_claim_one_name(app: Onward) -> None:
     app.task(name="shop.twice")(one.function)  # The same function again is no second one.
 
 
+def test_two_objects_may_not_claim_one_name(app: Onward) -> None:
+    """What has no source of its own is the same only if it is the same object."""
+    one = Callable_()
+    task = app.task(name="shop.called")(one)
+    app.task(name="shop.called")(one)
+    with pytest.raises(DuplicateTask, match=r"shop\.called"):
+        app.task(name="shop.called")(Callable_())
+    with pytest.raises(DuplicateTask, match=r"shop\.called"):
+        app.task(name="shop.called")(lambda: None)
+    assert app.tasks["shop.called"].function is task.function is one
+
+
 def test_a_task_that_is_not_there_is_missed_with_the_nearest_names(
     app: Onward, send: SyncTask[..., int]
 ) -> None:
@@ -69,6 +81,15 @@ def test_a_callable_without_a_name_needs_one(app: Onward) -> None:
     with pytest.raises(InvalidOption, match="no name of its own"):
         app.task(Callable_())
     assert app.task(name="shop.called")(Callable_()).enqueue().task == "shop.called"
+
+
+def test_a_task_and_a_call_are_shown_by_name_and_without_arguments(
+    send: SyncTask[..., int],
+) -> None:
+    """They end up in logs."""
+    call = send.call("hunter2")
+    assert repr(send) == "<Task shop.send>"
+    assert repr(call) == f"<Call of shop.send as {call.job.id}>"
 
 
 def test_a_task_looks_like_its_function_and_can_be_called(app: Onward) -> None:

@@ -41,6 +41,10 @@ from onward import (
 )
 from onward.errors import DatabaseUnavailable, DriverConflict, IdConflict, SchemaMissing
 from onward.store import sqlite as sqlite_adapter
+from onward.store import store, two_libraries
+from onward.store.connections import in_transaction
+from onward.store.database import Again
+from onward.store.statements import Op
 from onward.task import SyncTask
 from tests.front.callers import ALL, POSTGRES, Caller
 from tests.support import by_hand
@@ -292,6 +296,18 @@ def test_a_wait_after_the_connection_was_closed_says_that_there_is_no_such_job(s
         jobs[0].wait(1)
 
 
+def test_a_connection_that_cannot_tell_is_no_reason_to_refuse_a_wait() -> None:
+    """Nor is one that is in no state to be asked."""
+
+    class Broken:
+        @property
+        def in_transaction(self) -> bool:
+            raise RuntimeError("closed")
+
+    assert not in_transaction(object())
+    assert not in_transaction(Broken())
+
+
 # --- an id of the caller's ------------------------------------------------------------------------
 
 
@@ -328,6 +344,33 @@ def test_an_id_of_another_call_is_refused_and_the_transaction_goes_on(shop: Shop
         await caller.execute("INSERT INTO note VALUES ('mine too')")
         await caller.finish("commit")
         assert (shop.queued(), await caller.notes()) == (1, 2)
+
+    shop.play(scene)
+
+
+def test_a_look_that_was_overtaken_is_taken_again_in_the_same_transaction(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker ends a job between our two statements: what the first wrote is undone, and what the
+    caller had written is not.
+    """
+    key, real = uuid.uuid4(), store.enqueue_again
+    born: list[set[str]] = []
+
+    def overtaken(*args: Any) -> Op[set[str]]:
+        born.append((yield from real(*args)))
+        if len(born) == 1:
+            raise Again
+        return born[-1]
+
+    monkeypatch.setattr(store, "enqueue_again", overtaken)
+
+    async def scene(caller: Caller) -> None:
+        await caller.execute("INSERT INTO note VALUES ('mine')")
+        await caller.enqueue(shop.send, 1, id=key)
+        assert born == [{str(key)}, {str(key)}]
+        await caller.finish("commit")
+        assert (shop.queued(), await caller.notes()) == (1, 1)
 
     shop.play(scene)
 
@@ -731,6 +774,26 @@ def test_a_database_without_the_schema_is_named(server_shop: Shop, postgres_data
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("kind", POSTGRES)
+def test_without_the_schema_the_callers_own_work_goes_on(
+    server_shop: Shop, postgres_database: str, kind: str
+) -> None:
+    """What we had begun in the transaction is undone, and the rest of it can be committed."""
+    elsewhere = Onward(postgres_database)
+
+    async def scene() -> None:
+        async with POSTGRES[kind](elsewhere) as caller:
+            await caller.start()
+            await caller.execute("INSERT INTO note VALUES ('mine')")
+            with pytest.raises(SchemaMissing, match="this connection leads to has no Onward"):
+                await caller.enqueue(server_shop.send, 1, id=uuid.uuid4())
+            await caller.finish("commit")
+            assert await caller.notes() == 1
+
+    asyncio.run(scene())
+    elsewhere.close()
+
+
 def test_a_file_gets_its_tables_on_first_use_but_not_under_the_callers_lock(tmp_path: Path) -> None:
     app = Onward(f"sqlite:///{tmp_path}/onward.db", sqlite_driver="sqlite3")
     shop = Shop(app, "")
@@ -757,6 +820,39 @@ def test_an_error_of_the_callers_transaction_is_the_drivers_own(server_shop: Sho
         connection.rollback()
         server_shop.send.using(connection=connection).enqueue(1)
     assert server_shop.queued() == 1
+
+
+@pytest.mark.parametrize("key", [None, uuid.UUID(int=7)], ids=["one statement", "several"])
+def test_a_transaction_that_has_failed_says_so_through_every_driver(
+    postgres_shop: Shop, key: uuid.UUID | None
+) -> None:
+    """By the driver's own error; after its rollback the connection is as good as before."""
+    shop = postgres_shop
+    options = {} if key is None else {"id": key}
+
+    async def scene(caller: Caller) -> None:
+        with pytest.raises(Exception, match="division by zero"):
+            await caller.execute("SELECT 1 / 0")
+        with pytest.raises(Exception, match="transaction") as caught:
+            await caller.enqueue(shop.send, 1, **options)
+        assert not isinstance(caught.value, OnwardError)
+        await caller.finish("rollback")
+        await caller.start()
+        await caller.enqueue(shop.send, 1, **options)
+        await caller.finish("commit")
+        assert shop.queued() == 1
+
+    shop.play(scene)
+
+
+def test_a_driver_of_sqlalchemys_that_is_not_known_is_refused_by_name(file_shop: Shop) -> None:
+    engine = create_engine("sqlite://")
+    engine.dialect.driver = "pysqlcipher"
+    with Session(engine) as session:
+        error = refused(file_shop, session)
+    engine.dispose()
+    assert error.why == "it works through pysqlcipher"
+    assert "psycopg" in error.fix
 
 
 # --- beside a worker, and under a kill ------------------------------------------------------------
@@ -876,6 +972,41 @@ def test_a_process_that_is_killed_before_its_commit_leaves_no_job(
 # --- two SQLite libraries on one file -------------------------------------------------------------
 
 
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit hook is traced, and so measured, only if it says so."""
+    monkeypatch.setattr(two_libraries._hook, "__cantrace__", True, raising=False)
+
+
+def connect(target: Any) -> None:
+    """Open something with the other library, whatever comes of it."""
+    try:
+        sqlite3.connect(target).close()
+    except (TypeError, ValueError, sqlite3.Error):
+        return
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_file_that_is_not_there_yet_is_warned_of_by_its_path(tmp_path: Path) -> None:
+    """The two libraries will meet on it as soon as it is made."""
+    app = Onward(f"sqlite:///{tmp_path}/onward.db")
+    connect(tmp_path / "other.db")
+    with pytest.warns(RuntimeWarning, match=r"onward\.db is opened with sqlite3"):
+        connect(bytes(tmp_path / "onward.db"))
+    app.close()
+
+
+@pytest.mark.usefixtures("file_shop", "traced")
+@pytest.mark.parametrize("target", ["", ":memory:", b"", "a\0b", 5, None, "file:", "/"])
+def test_what_is_no_file_is_left_to_the_other_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Any
+) -> None:
+    """Nobody is warned, and nothing is raised but what sqlite3 itself says."""
+    monkeypatch.chdir(tmp_path)
+    connect(target)
+
+
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("form", ["path", "text", "uri", "link"])
 def test_opening_the_file_with_the_other_library_is_warned_of_once(
     file_shop: Shop, tmp_path: Path, form: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import gc
 import inspect
 import json
@@ -212,6 +213,23 @@ def test_a_callable_object_is_a_task_too() -> None:
     signature = Signature.of(Task(), "shop.task")
     day = dt.date(2024, 1, 1)
     assert signature.decode_arguments(signature.encode_arguments((day,), {}))[1] == {"day": day}
+
+
+def test_a_partial_is_a_task_of_what_is_left_to_give() -> None:
+    """Its annotations are those of the function, or of the object, inside."""
+
+    def pay(shop: str, day: dt.date, cents: int) -> None: ...
+
+    class Pay:
+        def __call__(self, day: dt.date, cents: int) -> None: ...
+
+    day = dt.date(2024, 1, 1)
+    inner: list[Callable[..., object]] = [functools.partial(pay, "here"), Pay()]
+    for function in inner:
+        signature = Signature.of(functools.partial(function, cents=3), "shop.task")
+        text = signature.encode_arguments((day,), {})
+        assert signature.decode_arguments(text)[1] == {"day": day}
+        refusal(lambda s=signature: s.encode_arguments((5,), {}), InvalidArguments)
 
 
 # ---------------------------------------------------------------------------- reading

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -150,6 +152,22 @@ def test_members_of_a_group_are_shown_with_their_causes() -> None:
     assert "1 of 2" in text.traceback
     for part in ("ValueError: inner", "KeyError: 'root'", "OSError: e", "ExceptionGroup: more"):
         assert part in text.traceback
+
+
+def test_a_source_that_cannot_be_read_costs_no_more_than_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loader of somebody's own is asked for it, and may fail in any way."""
+
+    def broken() -> str:
+        raise RuntimeError("no source today")
+
+    names: dict[str, Any] = {}
+    exec(compile("def fails():\n    raise ValueError('x')\n", "made up.py", "exec"), names)
+    monkeypatch.setitem(linecache.cache, "made up.py", (broken,))
+    error = caught(names["fails"])
+    text = stored(error).traceback
+    assert text.splitlines()[-2:] == ['  File "made up.py", line 2, in fails', "ValueError: x"]
 
 
 # ---------------------------------------------------------------------------- those that fight back
@@ -448,10 +466,14 @@ def test_a_recursion_error_is_described() -> None:
 def run_as(filename: str) -> BaseException:
     """An exception from code that says it comes from this file."""
     code = compile("raise ValueError('x')", "plain", "exec").replace(co_filename=filename)
+    tracer = sys.gettrace()
+    sys.settrace(None)  # What measures the tests would look for a file of this name.
     try:
         exec(code, {"__loader__": BadRepr(), "__name__": "odd"})
     except ValueError as error:
         return error
+    finally:
+        sys.settrace(tracer)
     raise AssertionError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime as dt
 import inspect
 import json
@@ -125,6 +126,17 @@ def test_plain_json_needs_no_annotation(value: object) -> None:
     received = arrival(taking(), value)
     assert received == value
     assert type(received) is type(value)
+
+
+def test_an_object_of_attrs_survives_where_declared() -> None:
+    attrs = pytest.importorskip("attrs")
+
+    kind: Any = attrs.make_class("Parcel", {"grams": attrs.field(type=int), "to": attrs.field()})
+    value = kind(5, ["me"])
+    assert arrival(taking(kind), value) == value
+    assert arrival(taking(list[kind]), [value]) == [value]
+    assert "`x.to[0]` is a set" in refused(kind(5, [{1}]), kind)
+    assert "annotate the place with " in refused(value)
 
 
 def test_minus_zero_keeps_its_sign() -> None:
@@ -345,6 +357,49 @@ def test_a_secret_model_field_does_not_arrive_masked() -> None:
     assert "`x.password` would not arrive as it is" in message
 
 
+class Tags(pydantic.BaseModel):
+    """A model that tidies up what it is given, but not what is set later."""
+
+    row: list[str] = []
+    all: set[str] = set()
+
+    @pydantic.field_validator("row")
+    @classmethod
+    def each_once(cls, row: list[str]) -> list[str]:
+        return list(dict.fromkeys(row))
+
+    @pydantic.field_validator("all")
+    @classmethod
+    def in_lower_case(cls, all: set[str]) -> set[str]:
+        return {tag.lower() for tag in all}
+
+
+@pytest.mark.parametrize("field", ["row", "all"])
+def test_a_model_that_drops_items_when_it_is_read_does_not_lose_them_silently(field: str) -> None:
+    tags = Tags()
+    setattr(tags, field, ["a", "b", "a"] if field == "row" else {"a", "A"})
+    message = refused(tags, Tags)
+    assert f"`x.{field}` is " in message
+    assert "would arrive as" in message
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moody:
+    number: int
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise LookupError("not today")
+
+
+def test_a_value_that_cannot_be_compared_is_refused_with_its_own_error() -> None:
+    """Whoever enqueues it gets an error of ours, which names the place."""
+    message = refused({Moody(1)}, set[Moody])
+    assert "`x` is a set and cannot be written and read again: LookupError: not today" in message
+
+
 # ---------------------------------------------------------------------------- bounds
 
 
@@ -362,6 +417,22 @@ def test_nesting_is_bounded_at_128_levels() -> None:
         assert "nests deeper than 128 levels" in message
         assert len(message) < 300
     assert "nests deeper" in refused({"a": nested(128)}, kind=PayloadTooLarge)
+
+
+class Node(msgspec.Struct):
+    next: Node | None = None
+
+
+def test_mappings_and_objects_are_bounded_as_lists_are() -> None:
+    """Whatever is written could be read again by a worker that is deep in its own stack."""
+    mapping: dict[str, Any] = {}
+    node = Node()
+    for _ in range(127):
+        mapping, node = {"a": mapping}, Node(node)
+    assert arrival(taking(), mapping) == mapping
+    assert arrival(taking(Node), node) == node
+    assert "nests deeper than 128" in refused({"a": mapping}, kind=PayloadTooLarge)
+    assert "nests deeper than 128" in refused(Node(node), Node, PayloadTooLarge)
 
 
 def test_a_result_may_be_as_deep_as_an_argument() -> None:

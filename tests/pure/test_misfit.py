@@ -6,8 +6,9 @@ import dataclasses
 import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
+import pydantic
 import pytest
 
 from onward.codec import Signature
@@ -26,6 +27,24 @@ from tests.pure.payloads import (
 )
 
 # ---------------------------------------------------------------------------- paths
+
+
+class Old(pydantic.BaseModel):
+    """A model that refuses in a way of its own."""
+
+    @classmethod
+    def model_validate_json(cls, *_: Any, **__: Any) -> Any:
+        raise ValueError("a form from last year")
+
+
+Dotted = TypedDict("Dotted", {"b.c": dict[str, int]})
+
+
+class Rude:
+    """Is no good in an annotation."""
+
+    def __repr__(self) -> str:
+        raise LookupError
 
 
 @pytest.mark.parametrize(
@@ -54,6 +73,9 @@ from tests.pure.payloads import (
         ({"price": "x"}, Item, "`x.price`"),
         ([{"id": "x"}], list[User], "`x[0]` does not fit its annotation: id: Input should be"),
         (1, Picky, "expected `Picky`, got `int`"),
+        (Old(), Old, "argument `x` does not fit its annotation: a form from last year"),
+        ({"b.c": {"d": "x"}}, Dotted, "`x.b.c[...]` does not fit its annotation: expected `int`"),
+        ("x", Annotated[int, Rude()], "the task expects shop.task(x: …)"),
         (1, Callable[[int], int], "expected `Callable`, got `int`"),
     ],
     ids=lambda value: safe_repr(value, 30),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 import time
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.text import clean_text, hide_passwords, is_secret, safe_repr, type_name
+from onward.text import clean_text, hide_passwords, is_secret, safe_repr, said, type_name
 from tests.pure import payloads
 from tests.pure.payloads import Colour, Text, anything, hostile_class
 
@@ -69,6 +71,47 @@ def test_the_name_of_a_type_is_taken_past_its_metaclass() -> None:
     odd = type("Odd", (), {"__module__": 5})
     odd.__qualname__ = "a\x00\ud800"
     assert type_name(odd) == r"a\x00\ud800"
+
+
+def test_a_class_of_no_module_has_its_bare_name() -> None:
+    """Code that is run from a text may have no `__name__`, and so may its classes."""
+    odd: type = eval("type('Odd', (), {})", {})
+    with pytest.raises(AttributeError):
+        print(odd.__module__)
+    assert type_name(odd) == "Odd"
+    assert safe_repr(odd()) == "<Odd object>"
+
+
+@pytest.mark.parametrize("value", [{"a": [1], "b": [2]}, {1, 2}, [{"a": [1]}]], ids=range(3))
+def test_a_value_that_changes_while_it_is_looked_at_is_shown_as_its_type(value: Any) -> None:
+    """Another thread may do so at any moment; here that thread is whoever is told of each call."""
+    changing: Any = value[0] if type(value) is list else value
+
+    def change(*_: object) -> None:
+        if type(changing) is dict:
+            changing[len(changing)] = [0]
+        else:
+            changing.add(len(changing) * 100)
+
+    sys.setprofile(change)
+    try:
+        shown = safe_repr(value)
+    finally:
+        sys.setprofile(None)
+    assert shown == f"<{type(value).__name__} object>"
+
+
+# ---------------------------------------------------------------------------- errors
+
+
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise LookupError
+
+
+def test_an_error_is_said_with_its_message_where_that_can_be_had() -> None:
+    assert said(ValueError("no\x00")) == r"ValueError: no\x00"
+    assert said(Broken()) == f"{__name__}.Broken"
 
 
 # ---------------------------------------------------------------------------- clean text

@@ -235,6 +235,75 @@ def test_whoever_was_interrupted_leaves_nobody_waiting() -> None:
     assert 9 in writer.written
 
 
+def test_whoever_was_interrupted_in_half_a_batch_leaves_nobody_waiting_for_the_other() -> None:
+    """A bad row has the batch cut in two, and the Ctrl-C comes before the second half."""
+    writer = Writer()
+    coalescer: Coalescer[int] = Coalescer(writer)
+    writer.gate.clear()
+    sizes: list[int] = []
+
+    def interrupt_a_half(items: Sequence[int]) -> None:
+        sizes.append(len(items))
+        raise Refused("one of them") if len(items) == 4 else KeyboardInterrupt
+
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(coalescer.write, [0])
+        assert writer.entered.wait(5)
+        rest = [pool.submit(coalescer.write, [n]) for n in (1, 2, 3, 4)]
+        while len(coalescer._waiting) < 4:
+            time.sleep(0.001)
+        coalescer._write = interrupt_a_half
+        writer.gate.set()
+        first.result(5)
+        errors = [one.exception(5) for one in rest]
+    assert sizes == [4, 2]
+    assert sorted(type(error).__name__ for error in errors) == (
+        ["DatabaseUnavailable"] * 3 + ["KeyboardInterrupt"]
+    )
+    coalescer._write = writer
+    coalescer.write([9])
+    assert writer.written == [0, 9]
+
+
+@pytest.mark.parametrize("where", ["in a batch", "in half a batch"])
+def test_a_write_that_is_cancelled_leaves_no_task_waiting(where: str) -> None:
+    """A loop that ends cancels all its tasks, that which writes for others too: they hear that
+    nothing is known, and so do those who came later. Whoever had given up has given up.
+    """
+
+    async def main() -> list[Any]:
+        stuck, hold = asyncio.Event(), asyncio.Event()
+
+        async def write(rows: Sequence[int]) -> None:
+            await asyncio.sleep(0)
+            if where == "in half a batch" and len(rows) == 4:
+                raise Refused("one of them")
+            if list(rows) not in ([0], [7]):
+                stuck.set()
+                await hold.wait()
+
+        coalescer: AsyncCoalescer[int] = AsyncCoalescer(write)
+        first = asyncio.create_task(coalescer.write([0]))
+        await asyncio.sleep(0)
+        rest = [asyncio.create_task(coalescer.write([n])) for n in range(1, 5)]
+        await stuck.wait()
+        await first
+        rest += [asyncio.create_task(coalescer.write([n])) for n in (5, 6)]
+        rest[0].cancel()
+        await asyncio.sleep(0)
+        assert coalescer._task is not None
+        coalescer._task.cancel()
+        errors = await asyncio.gather(*rest, return_exceptions=True)
+        await coalescer.write([7])
+        return errors
+
+    errors = asyncio.run(asyncio.wait_for(main(), 10))
+    assert [type(error) for error in errors] == (
+        [asyncio.CancelledError] + [DatabaseUnavailable] * 5
+    )
+    assert "nobody knows whether it took" in errors[1].why
+
+
 def test_a_caller_that_is_cancelled_disturbs_nobody() -> None:
     """A task that gives up leaves its rows to be written, and its neighbours theirs."""
     writer = Writer()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from onward import invariants
 from onward.job import Job
 from onward.lifecycle import ATTEMPT_ENDS, JOB_MOVES, TERMINAL, AttemptState, Event, JobState
 from onward.store import migrate, statements
@@ -70,6 +71,27 @@ def open_empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]
 
 def dialect(request: pytest.FixtureRequest) -> str:
     return str(request.node.callspec.params["open_empty"])
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_a_trigger_that_a_later_migration_drops_is_no_guard_that_lacks(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the doctor would find every database damaged; what is made anew counts again."""
+    known = invariants.guards(dialect)
+    gone, renewed, *_ = known
+    later = [
+        f"DROP TRIGGER {gone} ON onward.job;\n  DROP TRIGGER {known[2]};\n",
+        f"DROP TRIGGER {renewed};\nCREATE TRIGGER {renewed} BEFORE\n",
+        "DROP TRIGGER never_there;\n",
+    ]
+    made = [Migration(9_000 + n, "later", text) for n, text in enumerate(later)]
+    all_of_them = [*migrate.migrations(dialect), *made]
+    monkeypatch.setattr(invariants, "migrations", {dialect: all_of_them}.get)
+    assert invariants.guards(dialect) == [
+        *(name for name in known if name not in (gone, renewed)),
+        renewed,
+    ]
 
 
 def first(check: Check, database: Database) -> str | None:

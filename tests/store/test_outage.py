@@ -22,10 +22,10 @@ from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.lifecycle import JobState
 from onward.store import postgres as adapter
-from onward.store import store
+from onward.store import postgres_wakeup, store
 from onward.store.database import Database, Duplicate, Refused
 from onward.store.postgres import PostgresDatabase
-from onward.store.postgres_link import MOST_CONNECTIONS
+from onward.store.postgres_link import MOST_CONNECTIONS, lives, sever
 from onward.store.statements import Op, Statement
 from onward.store.url import open_database
 from tests.store.builders import (
@@ -312,6 +312,42 @@ def replace_limit(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
             monkeypatch.setattr(adapter, name, text)
             return
     raise AssertionError("the limit of an open transaction has another name now")
+
+
+@pytest.mark.parametrize("stage", ["set_isolation_level", "execute"])
+def test_a_connection_whose_making_was_cancelled_is_closed(
+    pg: Database, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """A caller that gives up while it is made leaves no session behind on the server."""
+    assert isinstance(pg, PostgresDatabase)
+    made: list[psycopg.AsyncConnection] = []
+
+    async def cancelled(self: psycopg.AsyncConnection, *_: object, **__: object) -> None:
+        made.append(self)
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(psycopg.AsyncConnection, stage, cancelled)
+            with pytest.raises(asyncio.CancelledError):
+                await pg.arun(store.now)
+        assert [one.closed for one in made] == [True]
+        assert await pg.arun(store.now)
+
+    asyncio.run(on_loop(pg, main))
+
+
+def test_an_operation_that_is_not_alone_as_it_says_is_a_mistake_of_ours(pg: Database) -> None:
+    """What follows would be another transaction: better an error than half of a move."""
+
+    def two() -> Op[None]:
+        yield Statement("now", {})
+        yield Statement("enqueue", {"jobs": store.dumps([new_job()])})
+
+    for run in (lambda: pg.run(two), lambda: asyncio.run(on_loop(pg, lambda: pg.arun(two)))):
+        with pytest.raises(AssertionError, match="enqueue follows a statement that was to be al"):
+            run()
+    assert pg.read(store.counts)["queued"] == 0
 
 
 # --- the server says no ---------------------------------------------------------------------------
@@ -835,6 +871,35 @@ def test_a_listener_whose_session_was_ended_listens_again(pg: Database) -> None:
         return lost, again, heard
 
     assert asyncio.run(main()) == (False, True, True)
+
+
+def test_a_listener_whose_line_has_died_in_silence_listens_again(
+    pg: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes, and nothing says why: asked whether it lives, the connection does not
+    answer.
+    """
+    assert isinstance(pg, PostgresDatabase)
+
+    async def dead(connection: psycopg.AsyncConnection) -> bool:
+        sever(connection)
+        return await lives(connection)
+
+    async def main() -> list[bool]:
+        wakeup = await pg.wakeup()
+        register(pg)
+        heard = [await wakeup.wait(0.05)]
+        with monkeypatch.context() as patch:
+            patch.setattr(postgres_wakeup, "lives", dead)
+            heard.append(await wakeup.wait(0.01))
+        heard.append(await wakeup.wait(2))
+        await pg.aenqueue([new_job()])
+        heard.append(await wakeup.wait(2))
+        await wakeup.close()
+        await pg.aclose()
+        return heard
+
+    assert asyncio.run(main()) == [True, False, True, True]
 
 
 def test_a_listener_survives_a_server_that_is_down(

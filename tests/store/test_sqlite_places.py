@@ -20,9 +20,10 @@ import pytest
 
 from onward.errors import DatabaseError, DatabaseUnavailable, DriverMissing, InvalidOption
 from onward.store import sqlite as adapter
-from onward.store import store
+from onward.store import sqlite_place, store
 from onward.store.database import Database
 from onward.store.sqlite import SqliteDatabase
+from onward.store.sqlite_wakeup import SqliteWakeup
 from onward.store.url import open_database
 from tests.store.builders import enqueue, hand, new_job, opened
 from tests.store.forks import without_privileges
@@ -274,6 +275,35 @@ def test_a_place_without_shared_memory_is_refused(
     assert "local disk" in caught.value.fix
 
 
+def test_a_system_that_tells_no_mounts_is_taken_at_its_word(
+    tmp_path: Path, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every system has such a list: then nothing is known against a place."""
+
+    def missing(self: Path, **_: Any) -> str:
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(sqlite_place.Path, "read_text", missing)
+    sqlite_place.check_place(tmp_path / "onward.db")
+    monkeypatch.undo()
+    with closing(open_database(f"sqlite:///{tmp_path}/onward.db", sqlite_driver=driver)) as db:
+        enqueue(db)
+
+
+@every_use
+def test_a_link_that_leads_back_to_itself_is_no_file(
+    tmp_path: Path, driver: str, use: Callable[[Database], Any]
+) -> None:
+    """Nothing can be made where it leads: the error is ours."""
+    path = tmp_path / "onward.db"
+    path.symlink_to(tmp_path / "other.db")
+    (tmp_path / "other.db").symlink_to(path)
+    with closing(open_database(f"sqlite:///{path}", sqlite_driver=driver)) as database:
+        with pytest.raises(DatabaseUnavailable, match="cannot be used") as caught:
+            use(database)
+    assert caught.value.why == "the file or its directory cannot be opened"
+
+
 # --- one file by two paths ------------------------------------------------------------------------
 
 
@@ -411,6 +441,43 @@ def test_a_full_disk_is_told_to_all_and_heals(
     sqlite.enqueue([new_job()])
     assert sqlite.read(store.counts)["queued"] == counted + 1
     assert sqlite.facts()["quick_check"] == "ok"
+
+
+def test_a_damaged_file_that_is_compacted_is_not_called_busy(sqlite: Database) -> None:
+    """Whoever waits for a lock that nobody holds would wait for ever."""
+    assert isinstance(sqlite, SqliteDatabase)
+    enqueue(sqlite, 300)
+    sqlite.close()
+    content = bytearray(sqlite.path.read_bytes())
+    content[-8192:] = b"\xff" * 8192
+    sqlite.path.write_bytes(content)
+    with pytest.raises(DatabaseUnavailable, match="cannot be used") as caught:
+        sqlite.compact()
+    assert caught.value.why == "the file is damaged"
+
+
+def test_a_wakeup_whose_connection_fails_says_so_and_opens_another(sqlite: Database) -> None:
+    """The worker hears that its database cannot be used just now, and afterwards of every
+    commit.
+    """
+
+    async def main() -> None:
+        wakeup = await sqlite.wakeup()
+        assert isinstance(wakeup, SqliteWakeup)
+        assert not await wakeup.wait(0.01)
+        broken = wakeup._connection
+        assert broken is not None
+        broken.close()
+        with pytest.raises(DatabaseUnavailable, match="cannot be used"):
+            await wakeup.wait(0.01)
+        assert await wakeup.wait(5)  # What came meanwhile may have been missed.
+        assert not await wakeup.wait(0.01)
+        with opened(sqlite) as other:
+            enqueue(other)
+        assert await wakeup.wait(5)
+        await wakeup.close()
+
+    asyncio.run(main())
 
 
 def test_a_write_waits_for_another_process(sqlite: Database) -> None:

@@ -212,15 +212,29 @@ def test_no_sql_is_put_together_from_pieces(source: Path) -> None:
     assert built == []
 
 
+NOW = "-- name: now\n-- Why.\n-- both\nSELECT 1\n"
+
+
+def test_only_files_of_sql_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An editor's copy beside a file is no second one, and a picture is no text."""
+    folder = tmp_path / "sql"
+    folder.mkdir()
+    (folder / "a.sql").write_text(NOW)
+    (folder / "a.sql~").write_text(NOW)
+    (folder / ".picture").write_bytes(b"\xff\xfe")
+    (folder / "cache").mkdir()
+    monkeypatch.setattr("onward.store.statements.__file__", str(tmp_path / "statements.py"))
+    assert list(twins.__wrapped__()) == ["now"]
+
+
 def test_a_statement_that_is_written_twice_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The second would silently win over the first."""
     folder = tmp_path / "sql"
     folder.mkdir()
-    text = "-- name: now\n-- Why.\n-- both\nSELECT 1\n"
-    (folder / "a.sql").write_text(text)
-    (folder / "b.sql").write_text(text)
+    (folder / "a.sql").write_text(NOW)
+    (folder / "b.sql").write_text(NOW)
     monkeypatch.setattr("onward.store.statements.__file__", str(tmp_path / "statements.py"))
     with pytest.raises(ValueError, match=r"b\.sql: the statement now is written twice"):
         twins.__wrapped__()

@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import LiteralString
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from onward.errors import InvalidOption
 from onward.job import NewJob
@@ -179,6 +181,38 @@ def test_a_wake_up_that_the_server_has_no_room_for_costs_no_job(
     with pytest.raises(Duplicate):
         put(own_postgres, [double])
     assert own_postgres.read(store.counts)["queued"] == 2
+
+
+@pytest.mark.parametrize("how", ["thread", "loop"])
+@pytest.mark.parametrize(
+    "text", ["BEGIN; SELECT 1 / 0; COMMIT", "SELECT pg_terminate_backend(pg_backend_pid())"]
+)
+def test_a_wake_up_that_fails_is_nobodys_error_and_its_connection_is_not_used_again(
+    server: PostgresDatabase, how: str, monkeypatch: pytest.MonkeyPatch, text: LiteralString
+) -> None:
+    """The jobs are there and a poll finds them. What is left is no open transaction for the next
+    to fall into.
+    """
+    failed: list[object] = []
+
+    def failing(self: PostgresDatabase, jobs: list[NewJob]) -> sql.Composed:
+        failed.append(self)
+        return sql.SQL(text).format()
+
+    async def main() -> object:
+        try:
+            await server.aenqueue([new_job(), new_job()])
+            return server._side().idle.copy()
+        finally:
+            await server.close_loop()
+
+    monkeypatch.setattr(PostgresDatabase, "_notification", failing)
+    register(server)
+    if how == "thread":
+        server.enqueue([new_job(), new_job()])
+    idle = asyncio.run(main()) if how == "loop" else server._idle
+    assert (failed, idle) == ([server], [])
+    assert server.read(store.counts)["queued"] == 2
 
 
 def test_the_channel_is_that_of_the_schema(postgres_database: str, put: Enqueue) -> None:
