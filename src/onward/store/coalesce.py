@@ -43,9 +43,10 @@ class Coalescer(Generic[T]):
             return self._write(items)
         if not self._waiting and self._lock.acquire(blocking=False):
             try:
-                with self._writing():
-                    return self._write(items)
+                self._by = threading.get_ident()
+                return self._write(items)
             finally:
+                self._by = None
                 self._lock.release()
         done: Future[None] = Future()
         entry = (items, done)

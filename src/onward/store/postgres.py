@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,6 +36,7 @@ from onward.store.postgres_link import (
     LIMIT,
     MOST_CONNECTIONS,
     AsyncSide,
+    Permits,
     commit_watched,
     deadline,
     first_line,
@@ -99,7 +99,7 @@ class PostgresDatabase:
         self._known: bool = False
         self._strict: bool = False
         self._idle: list[psycopg.Connection] = []
-        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._slots = Permits(MOST_CONNECTIONS)
         self._coalescer: Coalescer[NewJob] = Coalescer(self._enqueue_now)
         self._sides: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncSide] = (
             weakref.WeakKeyDictionary()
@@ -384,8 +384,10 @@ class PostgresDatabase:
         may be the wake-up that the server has no room for.
         """
         if len(jobs) == 1 and self._may_notify:
-            with contextlib.suppress(Refused):
+            try:
                 return self._repeated(lambda: self._first_try(jobs, wake=True))
+            except Refused:
+                pass
         return self._repeated(lambda: self._first_try(jobs, wake=False))
 
     def _first_try(self, jobs: Sequence[NewJob], *, wake: bool) -> Wake:
@@ -404,8 +406,10 @@ class PostgresDatabase:
 
     async def _awrite_new(self, jobs: Sequence[NewJob]) -> Wake:
         if len(jobs) == 1 and self._may_notify:
-            with contextlib.suppress(Refused):
+            try:
                 return await self._arepeated(lambda: self._afirst_try(jobs, wake=True))
+            except Refused:
+                pass
         return await self._arepeated(lambda: self._afirst_try(jobs, wake=False))
 
     async def _afirst_try(self, jobs: Sequence[NewJob], *, wake: bool) -> Wake:

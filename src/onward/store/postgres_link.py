@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Generator, Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -67,33 +68,58 @@ LIMIT = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}
 ISOLATION = b"SHOW default_transaction_isolation"
 
 
-@contextlib.contextmanager
-def translated(database: PostgresDatabase) -> Generator[None]:
-    """A driver's errors as the port's."""
-    try:
-        yield
-    except AGAIN:
-        raise
-    except MISSING as error:
+class translated:
+    """A driver's errors as the port's. A class, because every write passes here."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, psycopg.Error) and not isinstance(error, AGAIN):
+            raise _translated(self._database, error) from error
+
+
+def _translated(database: PostgresDatabase, error: psycopg.Error) -> Exception:
+    if isinstance(error, MISSING):
         database.forget_schema()
-        raise schema_missing(database) from error
-    except errors.UniqueViolation as error:
-        raise Duplicate(f"{database.shown_url}: {first_line(error)}") from error
-    except REFUSED as error:
-        raise Refused(f"{database.shown_url} refuses the write: {first_line(error)}") from error
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        return schema_missing(database)
+    if isinstance(error, errors.UniqueViolation):
+        return Duplicate(f"{database.shown_url}: {first_line(error)}")
+    if isinstance(error, REFUSED):
+        return Refused(f"{database.shown_url} refuses the write: {first_line(error)}")
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         kind, why, fix = _cause(str(error))
-        raise kind(
+        return kind(
             f"{database.shown_url} cannot be reached: {first_line(error)}", why=why, fix=fix
-        ) from error
-    except psycopg.Error as error:
-        # A standby, a missing privilege, a session that was ended: no fault of the data, so it
-        # is not refused.
-        raise DatabaseUnavailable(
-            f"{database.shown_url} cannot be used: {first_line(error)}",
-            why=f"PostgreSQL answers {type(error).__name__}",
-            fix="see PostgreSQL's log; Onward goes on when the cause is gone",
-        ) from error
+        )
+    # A standby, a missing privilege, a session that was ended: no fault of the data, so it is not
+    # refused.
+    return DatabaseUnavailable(
+        f"{database.shown_url} cannot be used: {first_line(error)}",
+        why=f"PostgreSQL answers {type(error).__name__}",
+        fix="see PostgreSQL's log; Onward goes on when the cause is gone",
+    )
+
+
+class Permits:
+    """So many may be inside at once: a semaphore, made of a queue because that one is quick."""
+
+    __slots__ = ("_free",)
+
+    def __init__(self, count: int) -> None:
+        self._free: SimpleQueue[None] = SimpleQueue()
+        for _ in range(count):
+            self._free.put(None)
+
+    def __enter__(self) -> None:
+        self._free.get()
+
+    def __exit__(self, *_: object) -> None:
+        self._free.put(None)
 
 
 class Commit:

@@ -35,7 +35,7 @@ SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
 
 -- name: enqueue_one
 -- The same for one job, with plain parameters. On PostgreSQL it is a function in the schema, which may also wake a worker:
--- see there.
+-- see there. It says what its arguments are, so only what a driver may send as something wider is cast.
 -- sqlite
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
                         failures, losses, budget_from, timeout, args)
@@ -43,9 +43,8 @@ VALUES (:id, :task, :queue, :priority, 'queued', 1,
         max(onward.clock() + max(coalesce(:delay, 0), 0), coalesce(:run_at, 0)), onward.clock(),
         :max_attempts, :max_losses, 0, 0, 1, :timeout, :args)
 -- postgres
-SELECT onward.enqueue(CAST(:id AS uuid), :task, :queue, CAST(:priority AS smallint), :args, CAST(:max_attempts AS integer),
-                      CAST(:max_losses AS integer), CAST(:timeout AS float8), CAST(:run_at AS float8), CAST(:delay AS float8),
-                      CAST(:wake AS boolean))
+SELECT onward.enqueue(:id, :task, :queue, CAST(:priority AS smallint), :args, :max_attempts, :max_losses, :timeout, :run_at,
+                      :delay, :wake)
 
 -- name: enqueue_again
 -- Only the repeat of an enqueue whose answer was lost, or one with an id of the caller's, may meet itself. A job that has
