@@ -239,7 +239,9 @@ def _search(value: Any, depth: int, above: tuple[int, ...]) -> Flaw | None:
         flaw = _search(part, depth + 1, (*above, id(value)))
         if flaw is not None:
             return flaw.under(step)
-    return _unwritable_key(value) if dict in mro_of(kind_of(value)) else None
+    if dict in mro_of(kind_of(value)):
+        return _unwritable_key(value)
+    return _unwritable_leaf(value)  # Its parts can be written: a serializer of its own cannot.
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]] | None:

@@ -21,6 +21,7 @@ from onward.store import store
 from onward.store.connections import in_transaction
 from onward.store.options import options_of, schema_option
 from onward.store.store import Record
+from onward.store.ways import unscoped
 
 if TYPE_CHECKING:
     from onward.app import Onward
@@ -49,7 +50,7 @@ class Handle(Generic[R_co]):
         self._app = app
         self._new = new
         self._record = record
-        self._connection = connection
+        self._connection = None if connection is None else unscoped(connection)
         self._moved_to: JobState | None = None
 
     def __repr__(self) -> str:

@@ -534,8 +534,12 @@ def test_a_scoped_session_is_the_session_of_its_scope(migrated_postgres: str) ->
     shop = Shop(Onward(migrated_postgres), "")
     engine = create_engine(migrated_postgres.replace("postgresql:", "postgresql+psycopg:"))
     scoped = scoped_session(sessionmaker(engine))
-    shop.send.using(connection=scoped).enqueue(1)
+    job = shop.send.using(connection=scoped).enqueue(1)
+    with pytest.raises(WaitRefused, match="commit first"):
+        job.wait(5)
     scoped.rollback()
+    with pytest.raises(JobNotFound):
+        job.wait(5)
     shop.send.using(connection=scoped).enqueue(2)
     scoped.commit()
     scoped.remove()

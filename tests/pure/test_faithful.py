@@ -186,6 +186,22 @@ def test_an_exact_int_becomes_the_declared_float_and_an_inexact_one_is_refused()
     assert "`x[0]` is an int and would arrive as a float" in refused([2**53 + 1], list[float])
 
 
+def test_a_serializer_that_fails_is_blamed_on_its_own_argument() -> None:
+    """All parts can be written; what the class makes of them cannot."""
+
+    class Order(pydantic.BaseModel):
+        number: int
+
+        @pydantic.field_serializer("number")
+        def write(self, number: int) -> int:
+            raise LookupError("no form")
+
+    said = refused(Order(number=1), Order)
+    assert "`x` is" in said
+    assert "no form" in said
+    assert "`x[0]` is" in refused([Order(number=1)], list[Order])
+
+
 def test_ten_megabytes_arrive() -> None:
     value = "x" * 10_000_000
     assert arrival(taking(str), value) == value

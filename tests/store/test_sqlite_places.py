@@ -155,6 +155,18 @@ def test_a_directory_is_no_database(
 
 
 @every_use
+def test_a_name_that_no_file_can_have_is_refused(
+    tmp_path: Path, driver: str, use: Callable[[Database], Any]
+) -> None:
+    """What the system says about it is told as an error of ours."""
+    url = f"sqlite:///{tmp_path}/{'n' * 300}.db"
+    with closing(open_database(url, sqlite_driver=driver)) as database:
+        with pytest.raises(DatabaseError, match="cannot be a database") as caught:
+            use(database)
+        assert "too long" in caught.value.why
+
+
+@every_use
 def test_a_missing_directory_is_named(
     tmp_path: Path, driver: str, use: Callable[[Database], Any]
 ) -> None:

@@ -125,7 +125,7 @@ class SqliteDatabase:
             return self._migrate(connection)
 
     def schema_version(self) -> int:
-        if not self.path.exists():
+        if not os.path.exists(self.path):  # Nor is there one whose name is too long.
             return 0
         with self._reading, self._opened(self._open()) as connection:
             return _version(connection)

@@ -28,6 +28,17 @@ goes wrong under load: on virtiofs, writers of one machine damage a file within 
 
 def check_place(path: Path) -> None:
     """Refuse places where a queue cannot work, with the reason."""
+    try:
+        _check_place(path)
+    except OSError as error:
+        raise DatabaseError(
+            f"{path} cannot be a database",
+            why=f"the system says: {error.strerror}",
+            fix="name a file that this user can read and write, e.g. sqlite:///onward.db",
+        ) from None
+
+
+def _check_place(path: Path) -> None:
     if path.is_dir():
         raise DatabaseError(f"{path} is a directory", fix="name a file, e.g. sqlite:///onward.db")
     file = Path(os.path.realpath(path))
