@@ -226,8 +226,8 @@ def _is_source(filename: str) -> bool:
 
 def _fit(text: str, size: int) -> str:
     """Clean a text and cut it to a number of bytes."""
-    for limit in (size, size // 2, size // 4):
+    for limit in (size, size // 2):
         cleaned = clean_text(text, limit)
         if len(cleaned.encode()) <= size:
             return cleaned
-    return ""  # Unreachable: a character takes at most four bytes.
+    return clean_text(text, size // 4)  # A character takes at most four bytes.

@@ -48,11 +48,8 @@ def checked(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """The URL without its password, for messages."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "(an unreadable URL)"
+    """A URL that has been checked, without its password, for messages."""
+    parts = urlsplit(url)
     user, at, place = parts.netloc.rpartition("@")
     query = shown_query(parts)
     host = f"{user.partition(':')[0]}{at}{place}"
