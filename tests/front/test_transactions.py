@@ -1001,12 +1001,15 @@ def test_a_file_that_is_not_there_yet_is_warned_of_by_its_path(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("file_shop", "traced")
-@pytest.mark.parametrize("target", ["", ":memory:", b"", "a\0b", 5, None, "file:", "/"])
+@pytest.mark.parametrize(
+    "target", ["", ":memory:", b"", "a\0b", 5, None, "file:", "/", "file://[x"]
+)
 def test_what_is_no_file_is_left_to_the_other_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Any
 ) -> None:
     """Nobody is warned, and nothing is raised but what sqlite3 itself says."""
     monkeypatch.chdir(tmp_path)
+    two_libraries._hook("sqlite3.connect", (target,))  # pyright: ignore[reportPrivateUsage]
     connect(target)
 
 

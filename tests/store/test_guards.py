@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from onward.store.database import Database, Refused
 from onward.store.migrate import Migration
 from onward.store.url import open_database
 from tests.store import exhaustive
+from tests.store.builders import apply, enqueue, hand, in_state
 from tests.support import postgres
 
 Check = Callable[[Database], Iterator[str]]
@@ -268,6 +270,24 @@ LINES = {
     "spent failures": (exhaustive.of_rows, "OR new.failures > new.max_attempts "),
     "spent losses": (exhaustive.of_rows, "OR new.losses - 1 > new.max_losses "),
     "the budget's start": (exhaustive.of_rows, "OR new.budget_from > new.attempt"),
+    "a name": (exhaustive.of_rows, " CHECK (VALUE <> '')"),
+    "a priority": (exhaustive.of_rows, " CHECK (VALUE BETWEEN -100 AND 100)"),
+    "an ordinal": (exhaustive.of_rows, " CHECK (VALUE >= 1)"),
+    "an amount": (exhaustive.of_rows, " CHECK (VALUE >= 0)"),
+    "seconds": (exhaustive.of_rows, " CHECK (VALUE > 0)"),
+    "the attempt of a retry": (exhaustive.by_update, "WHEN 'running > queued'     THEN 1"),
+    "the owner of what is asked to stop": (
+        exhaustive.by_update,
+        "CASE WHEN new.worker = old.worker THEN 0 END",
+    ),
+    "the owner of what stays": (
+        exhaustive.by_update,
+        " AND new.worker IS NOT DISTINCT FROM old.worker",
+    ),
+}
+INSTEAD = {
+    "the attempt of a retry": "WHEN 'running > queued' THEN 0",
+    "the owner of what is asked to stop": "0",
 }
 """The other lines of PostgreSQL's triggers, what sees each of them, and what it is about."""
 
@@ -278,7 +298,7 @@ def without_trigger(text: str, name: str) -> str:
     pattern = rf"CREATE TRIGGER (onward_)?{name} .*?{ending}"
     broken, count = re.subn(pattern, "", text, flags=re.DOTALL)
     assert count == 1, f"{name} does not stand in the migration"
-    return broken
+    return re.sub(rf"ALTER TABLE \S+ ENABLE ALWAYS TRIGGER {name};", "", broken)
 
 
 def without_constraint(text: str, name: str) -> str:
@@ -292,10 +312,10 @@ def without_constraint(text: str, name: str) -> str:
     return text[: start.start()] + f"CONSTRAINT {name} CHECK (1 = 1)" + text[end:]
 
 
-def without_line(text: str, line: str) -> str:
-    """The migration without one condition of its triggers."""
+def without_line(text: str, line: str, instead: str = "") -> str:
+    """The migration without one condition of its types and triggers."""
     assert text.count(line) == 1, f"{line} does not stand in the migration"
-    return text.replace(line, "")
+    return text.replace(line, instead)
 
 
 def seed(monkeypatch: pytest.MonkeyPatch, break_: Callable[[str], str]) -> None:
@@ -337,8 +357,49 @@ def test_a_line_that_is_taken_out_of_a_trigger_is_noticed(
 ) -> None:
     """Where a trigger says what a row may be, no word of it is there for nothing."""
     check, line = LINES[about]
-    seed(monkeypatch, lambda text: without_line(text, line))
+    seed(monkeypatch, lambda text: without_line(text, line, INSTEAD.get(about, "")))
     assert first(check, open_empty())
+
+
+SMUGGLE = (
+    "CREATE FUNCTION onward.smuggle() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$ BEGIN new.started_at := now(); RETURN new; END $$",
+    "CREATE TRIGGER zz_smuggle BEFORE INSERT OR UPDATE ON onward.job FOR EACH ROW"
+    " WHEN (new.state = 'queued') EXECUTE FUNCTION onward.smuggle()",
+)
+
+
+@pytest.mark.parametrize("open_empty", ["postgres"], indirect=True)
+@pytest.mark.parametrize("move", ["birth", "requeue"])
+def test_a_trigger_of_somebody_s_own_cannot_store_what_is_refused(
+    open_empty: Open, move: str
+) -> None:
+    """Whatever its name: rows are looked at after all that may still change them."""
+    database = open_empty()
+    dead = in_state(database, JobState.DEAD)
+    with hand(database) as dba:
+        for text in SMUGGLE:
+            dba.sql(text)
+    write = partial(enqueue, database)
+    if move == "requeue":
+        write = partial(apply, database, dead.move(Event.REQUEUE))
+    with pytest.raises(Refused, match="job refuses"):
+        write()
+
+
+@pytest.mark.parametrize("open_empty", ["postgres"], indirect=True)
+def test_a_replay_of_changes_is_held_to_the_moves_too(open_empty: Open) -> None:
+    """A subscriber, or a restore that passes triggers by."""
+    database = open_empty()
+    job = in_state(database, JobState.QUEUED)
+    with hand(database) as dba:
+        dba.sql("SET session_replication_role = replica")
+        done, message = exhaustive.attempted(
+            dba, ("UPDATE onward.job SET state = 'dead' WHERE id = :id", {"id": job.id})
+        )
+    assert not done
+    assert "queued > dead" in message
+    assert "with no start" in message
 
 
 ARROWS = [
@@ -400,7 +461,9 @@ def test_a_move_that_is_spelt_wrong_in_the_trigger_is_noticed(
     assert first(exhaustive.by_update, open_empty())
 
 
-def test_the_trigger_lists_every_live_move_and_no_other(open_empty: Open) -> None:
+def test_the_trigger_lists_every_live_move_and_no_other(
+    request: pytest.FixtureRequest, open_empty: Open
+) -> None:
     """The arrows above are those of the table, so that no line of the trigger goes without its
     fault.
     """
@@ -408,7 +471,7 @@ def test_the_trigger_lists_every_live_move_and_no_other(open_empty: Open) -> Non
     assert set(ARROWS) == live
     text = migrate.migrations(open_empty().dialect)[0].text
     spelt = r"old\.state = '(\w+)'\s+AND new\.state = '(\w+)'"
-    if open_empty().dialect == "postgres":
+    if dialect(request) == "postgres":
         spelt = r"WHEN '(\w+) > (\w+)'"
     found = re.findall(spelt, text)
     assert {f"{before} > {after}" for before, after in found} == live

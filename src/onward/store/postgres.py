@@ -386,7 +386,7 @@ class PostgresDatabase:
         if len(jobs) == 1 and self._may_notify:
             try:
                 return self._repeated(lambda: self._first_try(jobs, wake=True))
-            except Refused:
+            except Refused:  # No `suppress`: this is the way of every enqueue.
                 pass
         return self._repeated(lambda: self._first_try(jobs, wake=False))
 

@@ -56,7 +56,10 @@ def _path_of(target: object) -> Path | None:
         return None
     text = os.fsdecode(cast("str | bytes | os.PathLike[str]", target))
     if text.startswith("file:"):
-        text = unquote(urlsplit(text).path)
+        try:
+            text = unquote(urlsplit(text).path)
+        except ValueError:  # `file://[x`: the library itself will say what it thinks of it.
+            return None
     return Path(text).absolute() if text and "\0" not in text else None
 
 

@@ -26,8 +26,9 @@ FORKED = 70
 """The exit status of a process that a body has forked, and that came out of the body."""
 
 _forks = 0
-"""How many forks this process is away from the one that was started. Kept by Python's own hook: to
-ask for the process's number is a call of the system, and this is asked twice a job.
+"""How many forks this process is away from the one that was started, by Python's own hook: to ask
+for the process's number is a call of the system, and this is asked twice a job. A fork by C code
+that passes the hook by is not seen, as it is not by the pools of connections.
 """
 
 

@@ -43,8 +43,8 @@ VALUES (:id, :task, :queue, :priority, 'queued', 1,
         max(onward.clock() + max(coalesce(:delay, 0), 0), coalesce(:run_at, 0)), onward.clock(),
         :max_attempts, :max_losses, 0, 0, 1, :timeout, :args)
 -- postgres
-SELECT onward.enqueue(:id, :task, :queue, CAST(:priority AS smallint), :args, :max_attempts, :max_losses, :timeout, :run_at,
-                      :delay, :wake)
+SELECT onward.enqueue(CAST(:id AS uuid), :task, :queue, CAST(:priority AS smallint), :args, CAST(:max_attempts AS integer),
+                      CAST(:max_losses AS integer), :timeout, :run_at, :delay, :wake)
 
 -- name: enqueue_again
 -- Only the repeat of an enqueue whose answer was lost, or one with an id of the caller's, may meet itself. A job that has
@@ -135,8 +135,8 @@ FROM first ORDER BY priority DESC
 -- name: claim
 -- queued > running for up to :limit due jobs of one lane, of tasks that this worker knows, from where the last claim ended.
 -- What the caller knows is not returned: lane, state and owner. On PostgreSQL the rows are named by their places, which cannot
--- change while they are locked; a list of them is an array, not a subquery: `IN (SELECT … FOR UPDATE SKIP LOCKED)` makes the
--- planner join the whole table.
+-- change while they are locked; one that has changed since the statement began is left for the next look. A list of places is
+-- an array, not a subquery: `IN (SELECT … FOR UPDATE SKIP LOCKED)` makes the planner join the whole table.
 -- The state is asked for once more as `state || ''`: as it stands in the index's condition, a planner without fresh statistics
 -- reads that whole index beside the places, with every claim. A worker that is no longer active claims nothing.
 -- sqlite
