@@ -53,6 +53,11 @@ URLS = [
         "sqlite:////tmp/a%00b.db",
         "postgresql://u:\udcff@h/x",
         "postgresql://[x",
+        "postgresql://bob:%99@db/shop",
+        "postgresql://%99@db/shop",
+        "postgresql://%99/shop",
+        "postgresql://db/%99",
+        "postgresql://db/shop?application_name=%99",
     ],
 )
 def test_a_url_that_leads_nowhere_is_an_error_of_ours(url: str) -> None:

@@ -27,6 +27,10 @@ def checked(url: str) -> str:
     parts = _split(url)
     if not url.isprintable():
         raise _unreadable("it has characters that cannot be printed, or bytes that are no UTF-8")
+    try:
+        unquote(url, errors="strict")
+    except UnicodeDecodeError:
+        raise _unreadable("what is percent-encoded in it is no UTF-8") from None
     user, at, place = parts.netloc.rpartition("@")
     if not url.partition(":")[2].startswith("//"):
         raise _unreadable("after its scheme come two slashes")
