@@ -529,7 +529,11 @@ def _hasty_enqueue() -> Generator[None]:
     """
     lite, server = [("max(coalesce(n.delay, 0), 0)", "0")], [("greatest(n.delay, 0)", "0")]
     one = [("max(coalesce(:delay, 0), 0)", "0 * coalesce(:delay, 0)")]
-    with wrong_statement("enqueue", lite, server), wrong_statement("enqueue_one", one, []):
+    with (
+        wrong_statement("enqueue", lite, server),
+        wrong_statement("enqueue_alike", lite, server),
+        wrong_statement("enqueue_one", one, []),
+    ):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Callable
@@ -79,12 +80,42 @@ def test_an_enqueued_job_is_queued_with_all_that_was_given(database: Database) -
     assert (record.result, record.error) == (None, None)
 
 
-def test_a_delay_and_a_time_set_the_due_time_which_is_never_in_the_past(database: Database) -> None:
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"task": "shop.other"},
+    {"queue": "mail"},
+    {"priority": -7},
+    {"max_attempts": 1},
+    {"max_losses": 0},
+    {"timeout": 0.25},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_jobs_of_a_bulk_are_written_as_they_are_given(
+    database: Database, other: dict[str, Any]
+) -> None:
+    """Whether they have everything in common but their arguments, or differ in anything."""
+    common = {"priority": 9, "max_attempts": 8, "max_losses": 7, "timeout": 12.5}
+    jobs = [new_job(args=json.dumps({"n": number}), **common) for number in range(3)]
+    jobs[1] = msgspec.structs.replace(jobs[1], **other)
+    database.run(store.enqueue, jobs)
+    fields = ("id", "task", "queue", "priority", "args", "max_attempts", "max_losses", "timeout")
+    for job in jobs:
+        found = get(database, job.id)
+        assert [getattr(found, name) for name in fields] == [getattr(job, name) for name in fields]
+
+
+@pytest.mark.parametrize("priority", [0, 1], ids=["alike", "not alike"])
+def test_a_delay_and_a_time_set_the_due_time_which_is_never_in_the_past(
+    database: Database, priority: int
+) -> None:
     """The database's clock decides; a time long gone means now, so nothing lands behind the claim's
     position.
     """
     far = time.time() + 5000
-    jobs = [new_job(delay=60.0), new_job(run_at=far), new_job(run_at=1.0), new_job(delay=-60.0)]
+    jobs = [new_job(delay=60.0), new_job(run_at=far), new_job(run_at=1.0)]
+    jobs.append(new_job(delay=-60.0, priority=priority))
     database.run(store.enqueue, jobs)
     records = [database.read(store.record, job.id) for job in jobs]
     waits = [record.run_at - record.created_at for record in records]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from enum import IntEnum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -128,8 +128,29 @@ def enqueue(jobs: Sequence[NewJob], *, alone: bool = True) -> Op[Wake]:
     """Write new jobs, each of them for the first time. Returns whether somebody is to be woken.
     `alone`: its transaction consists of nothing else.
     """
-    rows = yield Statement("enqueue", {"jobs": dumps(jobs)}, alone)
+    alike = _alike(jobs)
+    if alike is None:
+        rows = yield Statement("enqueue", {"jobs": dumps(jobs)}, alone)
+    else:
+        own = [(job.id, job.args, job.run_at, job.delay) for job in jobs]
+        rows = yield Statement("enqueue_alike", {"jobs": dumps(own), "alike": dumps(alike)}, alone)
     return Wake.WANTED if rows and rows[0][0] else Wake.NOBODY
+
+
+_ALIKE = ("task", "queue", "priority", "max_attempts", "max_losses", "timeout")
+_kind_of = attrgetter(*_ALIKE)
+
+
+def _alike(jobs: Sequence[NewJob]) -> dict[str, Any] | None:
+    """What all of these jobs have in common beside their ids, arguments and times; None: it is not
+    all the same.
+    """
+    if not jobs:
+        return None
+    kind = _kind_of(jobs[0])
+    if any(_kind_of(job) != kind for job in jobs):
+        return None
+    return dict(zip(_ALIKE, kind, strict=True))
 
 
 def enqueue_one(job: NewJob, *, wake: bool = False) -> Op[Wake]:

@@ -33,6 +33,32 @@ WITH born AS (
 )
 SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
 
+-- name: enqueue_alike
+-- The same for jobs that differ in nothing but id, arguments and time, as those of one bulk mostly do: what they have in
+-- common is read once. That takes a sixth less of either database.
+-- sqlite
+INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                        failures, losses, budget_from, timeout, args)
+SELECT n.id, :alike ->> 'task', :alike ->> 'queue', :alike ->> 'priority', 'queued', 1,
+       max(onward.clock() + max(coalesce(n.delay, 0), 0), coalesce(n.run_at, 0)), onward.clock(),
+       :alike ->> 'max_attempts', :alike ->> 'max_losses', 0, 0, 1, :alike ->> 'timeout', n.args
+FROM (SELECT value ->> 0 AS id, value ->> 1 AS args, value ->> 2 AS run_at, value ->> 3 AS delay
+      FROM json_each(:jobs)) AS n
+-- postgres
+WITH born AS (
+    INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, created_at, max_attempts, max_losses,
+                            failures, losses, budget_from, timeout, args)
+    SELECT n.id, a.task, a.queue, a.priority, 'queued', 1,
+           greatest(onward.clock() + greatest(n.delay, 0) * interval '1 second', to_timestamp(n.run_at)), onward.clock(),
+           a.max_attempts, a.max_losses, 0, 0, 1, a.timeout, n.args
+    FROM json_to_record(CAST(:alike AS json)) AS a (task text, queue text, priority smallint, max_attempts integer,
+             max_losses integer, timeout float8),
+         (SELECT CAST(value ->> 0 AS uuid) AS id, value ->> 1 AS args, CAST(value ->> 2 AS float8) AS run_at,
+                 CAST(value ->> 3 AS float8) AS delay
+          FROM jsonb_array_elements(CAST(:jobs AS jsonb))) AS n
+)
+SELECT EXISTS (SELECT 1 FROM onward.worker WHERE state = 'active' AND idle)
+
 -- name: enqueue_one
 -- The same for one job, with plain parameters. On PostgreSQL it is a function in the schema, which may also wake a worker:
 -- see there. It says what its arguments are, so only what a driver may send as something wider is cast.
