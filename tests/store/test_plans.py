@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
 import psycopg
 import pytest
 
+from onward.job import Change, Job
 from onward.lifecycle import JobState
 from onward.store import store
 from onward.store.database import Database
@@ -436,6 +437,53 @@ def test_a_claim_without_statistics_does_not_read_all_that_waits(own_postgres: D
     with psycopg.connect(own_postgres.url) as connection:
         lines = [row[0] for row in connection.execute(text.encode(), params).fetchall()]
     assert not [line for line in lines if "Bitmap Index Scan on job_due" in line]
+
+
+@pytest.mark.parametrize("ends", [succeed, release], ids=["finish", "go_on"])
+def test_one_job_among_some_thousand_ends_without_a_look_at_the_others(
+    own_postgres: Database, ends: Callable[[Job], Change]
+) -> None:
+    """A table that is small enough to be read from end to end is not, for the sake of one job."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    worker = register(own_postgres)
+    enqueue(own_postgres)
+    (job,) = claim(own_postgres, worker)
+    with hand(own_postgres) as dba:
+        dba.sql(FILL["postgres"], kind=3, count=3_000, task=TASK, due=86_400)
+        dba.sql("ANALYZE onward.job")
+    change = ends(job)
+    name = "finish" if ends is succeed else "go_on"
+    params = (
+        store.finish_params([change]) if ends is succeed else {"changes": store.dumps([change])}
+    )
+    nodes = list(_nodes(explained(own_postgres, name, params)))
+    assert [node for node in nodes if "Index Scan job USING INDEX job_pkey" in node]
+    assert full_scans(nodes) == []
+
+
+def test_a_session_from_a_day_with_few_finished_jobs_ends_jobs_by_their_ids(
+    own_postgres: Database,
+) -> None:
+    """Triggers keep their plans: what was small when the plan was made may have grown since."""
+    assert isinstance(own_postgres, PostgresDatabase)
+    worker = register(own_postgres)
+    enqueue(own_postgres, 24)
+    finish = psycopg_text("finish", own_postgres.schema)
+    changes = [succeed(job) for job in claim(own_postgres, worker, 24)]
+    *early, late = [store.finish_params(changes[at : at + 3]) for at in range(0, 24, 3)]
+    with hand(own_postgres) as dba:
+        for text in FORGET["postgres"]:
+            dba.sql(text)
+        with psycopg.connect(own_postgres.url, autocommit=True) as session:
+            for params in early:
+                assert session.execute(finish, params).fetchall()
+            dba.sql(PAST["postgres"], count=5_000, worker=worker)
+            with session.transaction():
+                assert session.execute(finish, late).fetchall()
+                read = session.execute(
+                    "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'finished'"
+                ).fetchone()
+    assert read == (0,)
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["stale", "fresh"])

@@ -379,13 +379,16 @@ def finish_params(changes: Sequence[Change]) -> dict[str, Any]:
         "after": first.after.value,
         "ended": None if first.ended is None else first.ended.value,
         "worker": first.worker,
-        "rows": dumps(
-            [
-                (each.id, each.attempt, each.result, each.error, each.reason, each.abandoned)
-                for each in changes
-            ]
-        ),
+        "rows": dumps([_finish_row(each) for each in changes]),
     }
+
+
+def _finish_row(change: Change) -> tuple[Any, ...]:
+    """Nearly every job ends with a result and nothing else to be said."""
+    if change.error is None and change.reason is None and not change.abandoned:
+        return change.id, change.attempt, change.result
+    said = change.error, change.reason, change.abandoned
+    return change.id, change.attempt, change.result, *said
 
 
 def _go_on(changes: list[Change], alone: bool) -> Op[set[str]]:

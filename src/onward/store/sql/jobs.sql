@@ -230,8 +230,10 @@ RETURNING CAST(id AS text), task, queue, priority, state, attempt, CAST(worker A
 -- name: finish
 -- running > succeeded, and every other move that ends a job: the row moves from the live table to the cold one together with
 -- its last attempt, in one transaction, if it is still as it was seen. A batch is of one kind of move and one owner; its
--- rows are short arrays, which both databases read several times faster than objects. On PostgreSQL the owner is a column
--- of the batch, not one constant: as statistics age, a constant makes the planner expect one row and loop over all of them.
+-- rows are short arrays, which both databases read several times faster than objects; what is not there at their end is NULL.
+-- On PostgreSQL the owner is a column of the batch, not one constant: as statistics age, a constant makes the planner expect
+-- one row and loop over all of them. And the batch is an array, of which it expects ten rows: of a function it expects a
+-- hundred, for which it reads a table of some thousand live jobs from end to end, with every end of a single job.
 -- sqlite
 INSERT INTO onward.finished (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
                              max_attempts, max_losses, failures, losses, budget_from, timeout, args,
@@ -239,7 +241,7 @@ INSERT INTO onward.finished (id, task, queue, priority, state, attempt, run_at, 
 SELECT j.id, j.task, j.queue, j.priority, :after, j.attempt, j.run_at, j.worker,
        CASE WHEN j.state = 'queued' THEN NULL ELSE j.started_at END, onward.clock(), j.created_at,
        j.max_attempts, j.max_losses, j.failures, j.losses, j.budget_from, j.timeout, j.args,
-       j.state, :event, :ended, c.abandoned, c.reason, c.error, c.result
+       j.state, :event, :ended, coalesce(c.abandoned, 0), c.reason, c.error, c.result
 FROM (SELECT value ->> 0 AS id, value ->> 1 AS attempt, value ->> 2 AS result, value ->> 3 AS error, value ->> 4 AS reason,
              value ->> 5 AS abandoned
       FROM json_each(:rows)) AS c CROSS JOIN onward.job AS j
@@ -253,9 +255,9 @@ RETURNING id
 -- postgres
 WITH c AS MATERIALIZED (
     SELECT CAST(value ->> 0 AS uuid) AS id, CAST(value ->> 1 AS integer) AS attempt, value ->> 2 AS result,
-           value ->> 3 AS error, value ->> 4 AS reason, CAST(value ->> 5 AS boolean) AS abandoned,
+           value ->> 3 AS error, value ->> 4 AS reason, coalesce(CAST(value ->> 5 AS boolean), false) AS abandoned,
            CAST(:worker AS uuid) AS worker, CAST(:before AS text) AS before
-    FROM jsonb_array_elements(CAST(:rows AS jsonb))
+    FROM unnest(ARRAY(SELECT jsonb_array_elements(CAST(:rows AS jsonb)))) AS r (value)
 ), leaving AS (
     DELETE FROM onward.job AS j USING c
     WHERE j.id = c.id AND j.state = c.before AND j.attempt = c.attempt AND j.worker IS NOT DISTINCT FROM c.worker
@@ -299,9 +301,10 @@ WHERE onward.job.id = c.value ->> 'id' AND onward.job.state = c.value ->> 'befor
 RETURNING id
 -- postgres
 WITH c AS MATERIALIZED (
-    SELECT * FROM json_to_recordset(CAST(:changes AS json)) AS c (id uuid, before text, after text, attempt integer,
-        worker uuid, event text, ended text, reason text, error text, abandoned boolean, failures integer, losses integer,
-        next_attempt integer, budget_from integer, delay float8)
+    SELECT c.* FROM unnest(ARRAY(SELECT json_array_elements(CAST(:changes AS json)))) AS r (value),
+        json_to_record(r.value) AS c (id uuid, before text, after text, attempt integer, worker uuid, event text, ended text,
+            reason text, error text, abandoned boolean, failures integer, losses integer, next_attempt integer,
+            budget_from integer, delay float8)
 ), seen AS MATERIALIZED (
     SELECT j.id AS job, j.attempt AS number, j.worker AS owner, j.started_at AS start, c.*
     FROM c JOIN onward.job AS j

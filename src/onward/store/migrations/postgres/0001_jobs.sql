@@ -131,19 +131,20 @@ CREATE TABLE onward.finished (
     reason       text,
     error        text,
     result       text,
-    CONSTRAINT finished_move CHECK (coalesce((ended_from, event, state, attempt_state) IN (
-        ('waiting',    'cancel',  'cancelled', 'cancelled'),
-        ('waiting',    'expire',  'cancelled', 'cancelled'),
-        ('queued',     'cancel',  'cancelled', 'cancelled'),
-        ('queued',     'expire',  'cancelled', 'cancelled'),
-        ('running',    'succeed', 'succeeded', 'succeeded'),
-        ('running',    'drop',    'cancelled', 'cancelled'),
-        ('cancelling', 'succeed', 'succeeded', 'succeeded'),
-        ('cancelling', 'cancel',  'cancelled', 'cancelled'),
-        ('cancelling', 'cancel',  'cancelled', 'failed'),
-        ('cancelling', 'cancel',  'cancelled', 'lost'),
-        ('cancelling', 'cancel',  'cancelled', 'released')
-    ), false) OR ((ended_from, event, state) = ('dead', 'discard', 'cancelled') AND attempt_state IS NULL)),
+    -- From where, by which event, to where, and how the attempt ended with it.
+    CONSTRAINT finished_move CHECK (ended_from || ' ' || event || ' > ' || state || ' ' || coalesce(attempt_state, 'none') IN (
+        'waiting cancel > cancelled cancelled',
+        'waiting expire > cancelled cancelled',
+        'queued cancel > cancelled cancelled',
+        'queued expire > cancelled cancelled',
+        'running succeed > succeeded succeeded',
+        'running drop > cancelled cancelled',
+        'cancelling succeed > succeeded succeeded',
+        'cancelling cancel > cancelled cancelled',
+        'cancelling cancel > cancelled failed',
+        'cancelling cancel > cancelled lost',
+        'cancelling cancel > cancelled released',
+        'dead discard > cancelled none')),
     CONSTRAINT finished_owner CHECK ((ended_from IN ('running', 'cancelling')) = (worker IS NOT NULL)),
     CONSTRAINT finished_result CHECK ((state = 'succeeded') = (result IS NOT NULL))
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
@@ -257,8 +258,10 @@ EXECUTE FUNCTION onward.refuse_job();
 ALTER TABLE onward.job ENABLE ALWAYS TRIGGER job_moves;
 
 -- A live job leaves only into `finished`, and only from the state, the attempt and the owner that it has. Checked once a
--- statement, when the statement's inserts are visible.
-CREATE FUNCTION onward.refuse_loss() RETURNS trigger LANGUAGE plpgsql AS $$
+-- statement, when the statement's inserts are visible. Each is looked up by its id: a session that keeps the plan of a day
+-- when `finished` was small would else read it from end to end when it has grown.
+CREATE FUNCTION onward.refuse_loss() RETURNS trigger LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE stray onward.job;
 BEGIN
     SELECT gone.* INTO stray FROM gone LEFT JOIN onward.finished f ON f.id = gone.id
