@@ -43,7 +43,7 @@ MUST_MEET = (
 @pytest.mark.parametrize(
     "lifetimes",
     [
-        pytest.param(LIFETIMES, id="scaled"),
+        pytest.param(LIFETIMES, id="scaled", marks=pytest.mark.timeout(400)),
         pytest.param(MANY, id="as written", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
