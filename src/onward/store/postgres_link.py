@@ -61,7 +61,7 @@ REFUSED = (
     # A trigger of somebody's own says no, without a code.
     errors.RaiseException,
 )
-MISSING = (errors.UndefinedTable, errors.InvalidSchemaName, errors.UndefinedFunction)
+MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
 LIMIT = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}s'".encode()
