@@ -242,28 +242,13 @@ def claim(
     return [_won(row, worker, lane) for row in rows]
 
 
-_FIRST = itemgetter(10, 0)
+_FIRST = itemgetter(10, 0)  # The due time, then the id.
 
 
 def _won(row: tuple[Any, ...], worker: str, lane: tuple[str, int]) -> Claimed:
     """A row of `claim`, which leaves out what its caller knows."""
-    job = Job(
-        id=row[0],
-        task=row[1],
-        queue=lane[0],
-        priority=lane[1],
-        state=JobState.RUNNING,
-        attempt=row[2],
-        worker=worker,
-        args=stored_text(row[3]),
-        max_attempts=row[4],
-        max_losses=row[5],
-        failures=row[6],
-        losses=row[7],
-        budget_from=row[8],
-        timeout=row[9],
-    )
-    return Claimed(job, row[10])
+    id, task, attempt, *rest, due = row
+    return Claimed(_job((id, task, *lane, JobState.RUNNING.value, attempt, worker, *rest)), due)
 
 
 def _place(
