@@ -33,7 +33,7 @@ def by_statement(name: str) -> Check:
 
 
 def unguard(dba: Hand) -> None:
-    """Take away what refuses impossible rows: triggers and CHECK constraints."""
+    """Take away what refuses impossible rows: triggers, and CHECKs of tables and of types."""
     for trigger in guards(dba.dialect):
         drop_guard(dba, trigger)
     if dba.dialect == "sqlite":

@@ -378,6 +378,11 @@ def by_finishing(database: Database) -> Iterator[str]:
         for move, done in zip(cells, taken, strict=True):
             if done != (move.legal and move.after in TERMINAL):
                 yield f"INSERT of finished {move}: {'carried out' if done else 'refused'}"
+        discard = Move(JobState.DEAD, JobState.CANCELLED, Event.DISCARD, None)
+        for ended in ("none", ""):  # No attempt is NULL, and no text for it.
+            (done,) = _taken(dba, [_finished_row(new_id(), discard) | {"ended": ended}])
+            if done:
+                yield f"INSERT of finished {discard} with the attempt {ended!r}: carried out"
 
 
 def _taken(dba: Hand, rows: Sequence[dict[str, Any]]) -> Iterator[bool]:

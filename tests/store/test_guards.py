@@ -270,6 +270,10 @@ LINES = {
     "spent failures": (exhaustive.of_rows, "OR new.failures > new.max_attempts "),
     "spent losses": (exhaustive.of_rows, "OR new.losses - 1 > new.max_losses "),
     "the budget's start": (exhaustive.of_rows, "OR new.budget_from > new.attempt"),
+    "no attempt": (
+        exhaustive.by_finishing,
+        "\n        AND (ended_from = 'dead') = (attempt_state IS NULL)",
+    ),
     "a name": (exhaustive.of_rows, " CHECK (VALUE <> '')"),
     "a priority": (exhaustive.of_rows, " CHECK (VALUE BETWEEN -100 AND 100)"),
     "an ordinal": (exhaustive.of_rows, " CHECK (VALUE >= 1)"),

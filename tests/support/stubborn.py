@@ -1,4 +1,4 @@
-"""Jobs that refuse to be claimed: by a row that was damaged past a constraint, or by a rule that a
+"""Jobs that refuse to be claimed: by a row that was damaged past the rules, or by a rule that a
 DBA has added.
 """
 

@@ -144,7 +144,8 @@ CREATE TABLE onward.finished (
         'cancelling cancel > cancelled failed',
         'cancelling cancel > cancelled lost',
         'cancelling cancel > cancelled released',
-        'dead discard > cancelled none')),
+        'dead discard > cancelled none')
+        AND (ended_from = 'dead') = (attempt_state IS NULL)),
     CONSTRAINT finished_owner CHECK ((ended_from IN ('running', 'cancelling')) = (worker IS NOT NULL)),
     CONSTRAINT finished_result CHECK ((state = 'succeeded') = (result IS NOT NULL))
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
