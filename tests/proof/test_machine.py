@@ -86,8 +86,12 @@ def test_sqlite_does_what_the_model_does(first: int, sqlite: Place) -> None:
     """500 stories of 50 moves, in two halves."""
     report = search(sqlite, first, lambda played: played < STORIES // 2)
     assert report.violations == []
-    assert report.did["stories"] == report.did["tellings on a database"] == STORIES // 2
-    assert report.did["moves"] == STORIES // 2 * machine.STEPS
+    many = STORIES // 2
+    assert report.did == {
+        "stories": many,
+        "tellings on a database": many,
+        "moves": many * machine.STEPS,
+    }
     assert {name for name in MUST_MEET if not report.sometimes[name]} == set()
 
 
@@ -227,5 +231,5 @@ def test_the_deep_form_ends_with_its_budget() -> None:
     start = time.monotonic()
     report = technique.run(5, Budget(1.0))
     assert report.violations == []
-    assert report.did["stories"] >= 1
+    assert report.did["tellings on a database"] == 2 * report.did["stories"] > 0
     assert time.monotonic() - start < 30
