@@ -267,6 +267,12 @@ def test_a_statement_is_shown_with_its_reason_as_it_runs() -> None:
     postgres = CliRunner().invoke(root, words).stdout
     assert "UPDATE \"jobs\".job SET state = 'running'" in postgres
     assert "FOR UPDATE SKIP LOCKED" in postgres
+    words = ["db", "sql", "claim", "--dialect", "postgres", "--json"]
+    told = json.loads(CliRunner().invoke(root, words).stdout)
+    assert "onward.claim(" in told["sql"]
+    assert [text.splitlines()[0][:30] for text in told["functions"]] == [
+        "CREATE FUNCTION onward.claim(c"
+    ]
     assert not Path("none.db").exists()
 
 

@@ -25,6 +25,7 @@ from onward.job import Change, Job
 from onward.policy import Outcome, Released
 from onward.store import statements, store
 from onward.store.statements import Op, Twin
+from tests.support.functions import written_out
 
 Swap = tuple[str, str]
 
@@ -42,11 +43,14 @@ class Fault(NamedTuple):
 
 @contextmanager
 def wrong_statement(name: str, sqlite: Sequence[Swap], postgres: Sequence[Swap]) -> Generator[None]:
-    """A named statement with parts of its text replaced; each part must be there."""
+    """A named statement with parts of its text replaced; each part must be there. What is to be
+    wrong in a function of the schema is written out for it.
+    """
     right = statements.twins()[name]
+    server = written_out(name).text if postgres else right.texts["postgres"]
     texts = {
         "sqlite": _swapped(name, right.texts["sqlite"], sqlite),
-        "postgres": _swapped(name, right.texts["postgres"], postgres),
+        "postgres": _swapped(name, server, postgres),
     }
     wrong = {**statements.twins(), name: Twin(right.why, texts)}
     with mock.patch.object(statements, "twins", return_value=wrong):
@@ -202,7 +206,7 @@ OWNER_LITE = " AND j.worker IS :worker"
 OWNER_PG = " AND j.worker IS NOT DISTINCT FROM c.worker"
 ACTIVE_LITE = "\n  AND EXISTS (SELECT 1 FROM onward.worker WHERE id = :worker AND state = 'active')"
 ACTIVE_PG = (
-    "\n  AND EXISTS (SELECT 1 FROM onward.worker"
+    "\n      AND EXISTS (SELECT 1 FROM onward.worker"
     " WHERE id = CAST(:worker AS uuid) AND state = 'active')"
 )
 
@@ -213,7 +217,7 @@ _ALL = [
         statement(
             "claim",
             [(" AND run_at <= onward.clock()", "")],
-            [("\n          AND run_at <= onward.clock()", "")],
+            [("\n              AND run_at <= onward.clock()", "")],
         ),
     ),
     Fault(

@@ -18,6 +18,7 @@ from onward.store.statements import Op, Statement
 from tests.proof.isolation import TRIPLES, Field, Search, World, field_url, meet
 from tests.proof.report import Report
 from tests.proof.tiers import first
+from tests.support.functions import written_out
 
 SEED = 20
 MOST = 2
@@ -146,7 +147,7 @@ def says(name: str, *changes: tuple[str, str]) -> Patch:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         real = adapter.psycopg_text
-        wrong = real(name, "onward").decode()
+        wrong = written_out(name).for_psycopg
         for old, new in changes:
             assert old in wrong, f"{name} is written in another way now"
             wrong = wrong.replace(old, new)
@@ -201,8 +202,11 @@ FAULTS: dict[str, tuple[Patch, tuple[str, str], str]] = {
             "claim",
             (" FOR UPDATE SKIP LOCKED", ""),
             # PostgreSQL's own second look at a row would find it at another place.
-            ("ctid = ANY(ARRAY(\n        SELECT ctid", "id = ANY(ARRAY(\n        SELECT id"),
-            ("AND state || '' = 'queued'\n  AND EX", "AND EX"),
+            (
+                "ctid = ANY(ARRAY(\n            SELECT ctid",
+                "id = ANY(ARRAY(\n            SELECT id",
+            ),
+            ("AND state || '' = 'queued'\n      AND EX", "AND EX"),
         ),
         ("claim A", "claim B"),
         "raised Refused",

@@ -776,7 +776,7 @@ def test_a_claim_whose_answer_is_lost_is_found_by_asking_what_is_owned(
     """
     worker = register(behind)
     ids = enqueue(behind, 4)
-    proxy.lose_answer(b"UPDATE onward.job SET state = 'running'")
+    proxy.lose_answer(b"onward.claim(")
     held = claim(behind, worker, 2)
     owned = behind.read(store.owned, worker)
     assert {job.id for job in owned} == set(ids)

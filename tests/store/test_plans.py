@@ -33,6 +33,7 @@ from tests.store.builders import (
     succeed,
 )
 from tests.support import postgres
+from tests.support.functions import written_out
 
 UNKNOWN = 100_000
 """Due jobs in front of all others, of a task that no worker here knows: a rolling deploy."""
@@ -241,10 +242,28 @@ def plan(full: Crowd, name: str) -> list[str]:
     return list(_nodes(explained(full.database, name, params)))
 
 
-def explained(database: PostgresDatabase, name: str, params: dict[str, Any]) -> dict[str, Any]:
-    with psycopg.connect(database.url, autocommit=True, prepare_threshold=None) as connection:
-        text = f"EXPLAIN (FORMAT JSON) {psycopg_text(name, database.schema).decode()}"
-        row = connection.execute(text.encode(), params).fetchone()
+def explained(
+    database: PostgresDatabase, name: str, params: dict[str, Any], how: str = ""
+) -> dict[str, Any]:
+    """The plan as the server makes it, with what `how` asks for; nothing of it stays. What runs in
+    a function of the schema is planned as its session keeps it: for any values.
+    """
+    written = written_out(name)
+    with closing(psycopg.connect(database.url, prepare_threshold=None)) as connection:
+        if not written.settings:
+            text = f"EXPLAIN (FORMAT JSON{how}) {psycopg_text(name, database.schema).decode()}"
+            row = connection.execute(text.encode(), params).fetchone()
+        else:
+            for setting in written.settings:
+                connection.execute(f"SET {setting}".encode())
+            text, names = written.numbered
+            connection.execute(f"PREPARE this AS {text}".encode())
+            values = ", ".join(f"%({name})s" for name in names)
+            row = (
+                psycopg.ClientCursor(connection)
+                .execute(f"EXPLAIN (FORMAT JSON{how}) EXECUTE this ({values})".encode(), params)
+                .fetchone()
+            )
     assert row is not None
     found: dict[str, Any] = row[0][0]["Plan"]
     return found
@@ -361,15 +380,9 @@ def _steps(database: SqliteDatabase, name: str, params: dict[str, Any]) -> Cost:
 
 
 def _pages(database: PostgresDatabase, name: str, params: dict[str, Any]) -> Cost:
-    text = psycopg_text(name, database.schema).decode()
-    explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}"
-    with psycopg.connect(database.url, prepare_threshold=None) as connection:
-        rows = connection.execute(text.encode(), params).fetchall()
-        connection.rollback()
-        row = connection.execute(explained.encode(), params).fetchone()
-        connection.rollback()
-    assert row is not None
-    plan = row[0][0]["Plan"]
+    with closing(psycopg.connect(database.url, prepare_threshold=None)) as connection:
+        rows = connection.execute(psycopg_text(name, database.schema), params).fetchall()
+    plan = explained(database, name, params, ", ANALYZE, BUFFERS")
     return Cost(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], _in_vain(plan), rows)
 
 
@@ -431,12 +444,9 @@ def test_a_claim_without_statistics_does_not_read_all_that_waits(own_postgres: D
         "after_id": FIRST_ID,
         "limit": 100,
     }
-    found = _pages(own_postgres, "claim", params)
-    assert len(found.rows) == 100
-    text = f"EXPLAIN {psycopg_text('claim', own_postgres.schema).decode()}"
-    with psycopg.connect(own_postgres.url) as connection:
-        lines = [row[0] for row in connection.execute(text.encode(), params).fetchall()]
-    assert not [line for line in lines if "Bitmap Index Scan on job_due" in line]
+    assert len(_pages(own_postgres, "claim", params).rows) == 100
+    nodes = list(_nodes(explained(own_postgres, "claim", params)))
+    assert not [node for node in nodes if "Bitmap Index Scan" in node]
 
 
 @pytest.mark.parametrize("ends", [succeed, release], ids=["finish", "go_on"])
@@ -484,6 +494,67 @@ def test_a_session_from_a_day_with_few_finished_jobs_ends_jobs_by_their_ids(
                     "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'finished'"
                 ).fetchone()
     assert read == (0,)
+
+
+CLAIM = psycopg_text("claim", "onward")
+ONE_LANE = {
+    "tasks": store.dumps([TASK]),
+    "queue": LANE[0],
+    "priority": LANE[1],
+    "after_time": 0.0,
+    "after_id": FIRST_ID,
+    "limit": 10,
+}
+
+
+def pages_of_a_claim(session: psycopg.Connection, worker: str) -> int:
+    """Pages that ten jobs take, in a session with its plans; the table has a hundred and more."""
+    row = session.execute(
+        b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + CLAIM, ONE_LANE | {"worker": worker}
+    ).fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    assert plan["Actual Rows"] == 10
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def test_a_session_from_a_day_with_few_jobs_claims_through_the_index(
+    own_postgres: Database,
+) -> None:
+    """A worker keeps its session, and the session the plan of its first claim: that was made of
+    empty tables.
+    """
+    assert isinstance(own_postgres, PostgresDatabase)
+    worker = register(own_postgres)
+    with hand(own_postgres) as dba:
+        for forget in FORGET["postgres"]:
+            dba.sql(forget)
+        with psycopg.connect(own_postgres.url, prepare_threshold=None) as session:
+            for _ in range(10):
+                assert session.execute(CLAIM, ONE_LANE | {"worker": worker}).fetchall() == []
+                session.commit()
+            dba.sql(FILL["postgres"], kind=3, count=5_000, task=TASK, due=-60)
+            assert pages_of_a_claim(session, worker) < 150
+
+
+def test_a_session_plans_its_claim_once(own_postgres: Database) -> None:
+    """The planner takes longer than the claim. Left alone it would be asked each time: it takes the
+    plan for any values for the dearer one.
+    """
+    assert isinstance(own_postgres, PostgresDatabase)
+    params = ONE_LANE | {"worker": register(own_postgres)}
+    with hand(own_postgres) as dba:
+        dba.sql(FILL["postgres"], kind=3, count=5_000, task=TASK, due=-60)
+        dba.sql("ANALYZE onward.job")
+    planned: list[str] = []
+    with psycopg.connect(own_postgres.url, prepare_threshold=None) as session:
+        session.execute("SET client_min_messages = log")
+        session.execute("SET log_planner_stats = on")
+        session.add_notice_handler(lambda notice: planned.append(str(notice.message_primary)))
+        for _ in range(10):
+            planned.clear()
+            assert len(session.execute(CLAIM, params).fetchall()) == 10
+    assert planned == ["PLANNER STATISTICS"], "its own text, and nothing inside the function"
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["stale", "fresh"])

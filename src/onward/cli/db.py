@@ -18,8 +18,8 @@ from onward.config import DAY, Settings
 from onward.lifecycle import JobState
 from onward.store import store
 from onward.store.database import Database
-from onward.store.migrate import check_version, missing, newest
-from onward.store.statements import Twin, postgres_text, sqlite_text, twins
+from onward.store.migrate import check_version, functions, missing, newest
+from onward.store.statements import Twin, in_schema, postgres_text, sqlite_text, twins
 
 
 @click.group(
@@ -334,9 +334,21 @@ def _list_statements(dialect: str, as_json: bool) -> None:
 
 def _show_statement(name: str, twin: Twin, dialect: str, schema: str, as_json: bool) -> None:
     text = ";\n".join(sqlite_text(name)) if dialect == "sqlite" else postgres_text(name, schema)
+    called = [] if dialect == "sqlite" else _functions_in(twin.texts["postgres"], schema)
     if as_json:
-        print_json("db.sql/1", name=name, dialect=dialect, why=twin.why, sql=text)
+        print_json("db.sql/1", name=name, dialect=dialect, why=twin.why, sql=text, functions=called)
         return
     for line in textwrap.wrap(twin.why, 96):
         say(f"-- {line}")
     say(f"{text};")
+    for function in called:
+        say(f"\n-- The function that it calls:\n{function}")
+
+
+def _functions_in(text: str, schema: str) -> list[str]:
+    """What a statement calls in the schema does its work there: it is shown with it."""
+    return [
+        in_schema(body, schema)
+        for name, body in functions().items()
+        if f"FROM onward.{name}(" in text or f"SELECT onward.{name}(" in text
+    ]

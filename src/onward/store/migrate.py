@@ -5,6 +5,7 @@ landed.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,6 +34,23 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
             if (match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name))
         )
     )
+
+
+_FUNCTION = re.compile(
+    r"^CREATE (?:OR REPLACE )?FUNCTION onward\.(\w+)\(.*?;$(?=\n\n|\n?\Z)", re.MULTILINE | re.DOTALL
+)
+
+
+@cache
+def functions() -> Mapping[str, str]:
+    """The functions of PostgreSQL's schema by name, each as the last migration that makes it
+    says.
+    """
+    return {
+        match[1]: match[0]
+        for migration in migrations("postgres")
+        for match in _FUNCTION.finditer(migration.text)
+    }
 
 
 def newest(dialect: str) -> int:

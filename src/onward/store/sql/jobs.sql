@@ -160,11 +160,8 @@ FROM first ORDER BY priority DESC
 
 -- name: claim
 -- queued > running for up to :limit due jobs of one lane, of tasks that this worker knows, from where the last claim ended.
--- What the caller knows is not returned: lane, state and owner. On PostgreSQL the rows are named by their places, which cannot
--- change while they are locked; one that has changed since the statement began is left for the next look. A list of places is
--- an array, not a subquery: `IN (SELECT … FOR UPDATE SKIP LOCKED)` makes the planner join the whole table.
--- The state is asked for once more as `state || ''`: as it stands in the index's condition, a planner without fresh statistics
--- reads that whole index beside the places, with every claim. A worker that is no longer active claims nothing.
+-- What the caller knows is not returned: lane, state and owner. A worker that is no longer active claims nothing. On
+-- PostgreSQL it is a function in the schema, whose plan the session keeps: see there.
 -- sqlite
 UPDATE onward.job SET state = 'running', worker = :worker, started_at = onward.clock()
 WHERE id IN (SELECT id FROM onward.job
@@ -176,18 +173,10 @@ WHERE id IN (SELECT id FROM onward.job
   AND EXISTS (SELECT 1 FROM onward.worker WHERE id = :worker AND state = 'active')
 RETURNING id, task, attempt, args, max_attempts, max_losses, failures, losses, budget_from, timeout, run_at
 -- postgres
-UPDATE onward.job SET state = 'running', worker = CAST(:worker AS uuid), started_at = onward.clock()
-WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM onward.job
-        WHERE state = 'queued' AND queue = CAST(:queue AS text) AND priority = CAST(:priority AS smallint)
-          AND (run_at, id) > (to_timestamp(CAST(:after_time AS float8)), CAST(:after_id AS uuid))
-          AND run_at <= onward.clock()
-          AND task = ANY(ARRAY(SELECT value FROM json_array_elements_text(CAST(:tasks AS json))))
-        ORDER BY run_at, id LIMIT CAST(:limit AS integer) FOR UPDATE SKIP LOCKED))
-  AND state || '' = 'queued'
-  AND EXISTS (SELECT 1 FROM onward.worker WHERE id = CAST(:worker AS uuid) AND state = 'active')
-RETURNING CAST(id AS text), task, attempt, args, max_attempts, max_losses, failures, losses, budget_from, timeout,
-          CAST(extract(epoch FROM run_at) AS float8)
+SELECT CAST(id AS text), task, attempt, args, max_attempts, max_losses, failures, losses, budget_from, timeout,
+       CAST(extract(epoch FROM run_at) AS float8)
+FROM onward.claim(CAST(:worker AS uuid), :tasks, :queue, CAST(:priority AS smallint), :after_time, CAST(:after_id AS uuid),
+                  CAST(:limit AS integer))
 
 -- name: due
 -- What `claim` would take of one lane, without the jobs that are to be left alone: for lanes with a job that refuses to be
