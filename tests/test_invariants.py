@@ -34,7 +34,7 @@ def by_statement(name: str) -> Check:
 
 def unguard(dba: Hand) -> None:
     """Take away what refuses impossible rows: triggers, and CHECKs of tables and of types."""
-    for trigger in guards(dba.dialect):
+    for trigger in triggers(dba.dialect):
         drop_guard(dba, trigger)
     if dba.dialect == "sqlite":
         dba.sql("PRAGMA ignore_check_constraints = ON")
@@ -237,9 +237,13 @@ def test_a_rule_reports_the_row_that_breaks_it(scene: Scene, fault: Fault) -> No
     assert healthy not in str(finding.offences)
 
 
+def triggers(dialect: str) -> list[str]:
+    return [guard.name for guard in guards(dialect) if guard.kind == "trigger"]
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_a_guard_that_was_dropped_is_missed(scene: Scene, number: int) -> None:
-    expected = guards(scene.database.dialect)
+    expected = triggers(scene.database.dialect)
     assert len(expected) == 6
     with hand(scene.database) as dba:
         drop_guard(dba, expected[number])
@@ -254,6 +258,47 @@ def test_a_guard_that_is_switched_off_is_missed(postgres_database: str) -> None:
             dba.sql("ALTER TABLE onward.job DISABLE TRIGGER job_moves")
         finding = run_check(by_statement("check_guards"), database)
     assert [offence.subject for offence in finding.offences] == ["job_moves"]
+
+
+HOLLOWED = {
+    "a trigger": (
+        "sqlite",
+        "onward_job_born",
+        "DROP TRIGGER onward_job_born",
+        "CREATE TRIGGER onward_job_born BEFORE INSERT ON onward_job WHEN 0 BEGIN SELECT 1; END",
+    ),
+    "a function": (
+        "postgres",
+        "check_birth",
+        "CREATE OR REPLACE FUNCTION jobs.check_birth() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN RETURN NULL; END'",
+    ),
+    "a function that is gone": (
+        "postgres",
+        "claim",
+        "DROP FUNCTION jobs.claim(uuid, text, text, smallint, float8, uuid, integer)",
+    ),
+    "a type": ("postgres", "label", "ALTER DOMAIN jobs.label DROP CONSTRAINT label_check"),
+}
+
+
+@pytest.mark.parametrize("how", HOLLOWED)
+def test_a_guard_that_was_hollowed_out_is_missed(
+    request: pytest.FixtureRequest, tmp_path: object, how: str
+) -> None:
+    """It is still there, by its name; what it said it says no more. In a schema of any name."""
+    dialect, name, *texts = HOLLOWED[how]
+    url, schema = f"sqlite:///{tmp_path}/onward.db", "onward"
+    if dialect == "postgres":
+        url, schema = request.getfixturevalue("postgres_database"), "jobs"
+    with closing(open_database(url, schema=schema)) as database:
+        database.migrate()
+        assert run_check(by_statement("check_guards"), database).holds
+        with hand(database) as dba:
+            for text in texts:
+                dba.sql(text)
+        finding = run_check(by_statement("check_guards"), database)
+    assert [offence.subject for offence in finding.offences] == [name]
 
 
 def test_a_damaged_page_is_found(tmp_path: object) -> None:

@@ -21,6 +21,7 @@ from onward.lifecycle import ATTEMPT_ENDS, JOB_MOVES, TERMINAL
 from onward.store import store
 from onward.store.database import Database
 from onward.store.migrate import migrations
+from onward.store.statements import in_schema
 
 SLACK = 30.0
 """Seconds that a sweep has to take jobs of an ended worker back, before they count as forgotten."""
@@ -169,9 +170,9 @@ CHECKS: tuple[Check, ...] = (
     Check(
         key="M1",
         name="guards",
-        meaning="the triggers that refuse impossible moves are in place",
+        meaning="triggers, functions and types that refuse impossible rows are as they were made",
         statement="check_guards",
-        fix="make the trigger again: its text is in Onward's migrations",
+        fix="make it again: its text is in Onward's migrations",
     ),
 )
 
@@ -191,7 +192,8 @@ def run_check(
     check: Check, database: Database, *, slack: float = SLACK, limit: int = MOST
 ) -> Finding:
     """Ask what breaks one rule. That its query cannot run is a finding too."""
-    params = {"seconds": slack, "limit": limit + 1, **_tables(database.dialect)}
+    tables = _tables(database.dialect, database.schema)
+    params = {"seconds": slack, "limit": limit + 1, **tables}
     try:
         rows = database.read(store.read, check.statement, **params)
     except OnwardError as error:
@@ -201,12 +203,12 @@ def run_check(
 
 
 @cache
-def _tables(dialect: str) -> Mapping[str, Any]:
-    """What the queries compare with: the tables of the job's life, and the migrations' triggers."""
+def _tables(dialect: str, schema: str) -> Mapping[str, Any]:
+    """What the queries compare with: the tables of the job's life, and the migrations' guards."""
     return {
         "moves": _json(last_moves()),
         "ends": _json(closing_events()),
-        "triggers": _json(guards(dialect)),
+        "guards": _json(guards(dialect, schema)),
     }
 
 
@@ -230,17 +232,42 @@ def closing_events() -> list[str]:
     ]
 
 
-def guards(dialect: str) -> list[str]:
-    """The triggers that a database of today's schema has."""
-    made: dict[str, None] = {}
+class Guard(Struct, frozen=True):
+    """Something in a schema that refuses what must not be: a trigger, a domain, a function that is
+    more than an expression. Its text is what the database keeps word for word: SQLite of a trigger,
+    PostgreSQL of a function.
+    """
+
+    kind: str
+    name: str
+    text: str | None = None
+
+
+_MADE = re.compile(
+    r"^(CREATE|DROP) (?:OR REPLACE )?(TRIGGER|DOMAIN|FUNCTION(?!.* LANGUAGE sql))"
+    r" (?:onward\.)?(\w+)",
+    re.MULTILINE,
+)
+_KEPT = {
+    ("sqlite", "trigger"): re.compile(r"(CREATE .*?\nEND);", re.DOTALL),
+    ("postgres", "function"): re.compile(r"CREATE .*? AS \$\$(.*?)\$\$;", re.DOTALL),
+}
+
+
+def guards(dialect: str, schema: str = "onward") -> list[Guard]:
+    """The guards that a database of today's schema has."""
+    made: dict[tuple[str, str], Guard] = {}
     for migration in migrations(dialect):
-        for verb, name in re.findall(r"^(CREATE|DROP) TRIGGER (\w+)", migration.text, re.MULTILINE):
-            if verb == "CREATE":
-                made[name] = None
-            else:
-                made.pop(name, None)
-    return list(made)
+        for found in _MADE.finditer(migration.text):
+            kind, name = found[2].lower(), found[3]
+            made.pop((kind, name), None)
+            if found[1] == "CREATE":
+                kept = _KEPT.get((dialect, kind))
+                body = kept and kept.match(migration.text, found.start())
+                text = in_schema(body[1], schema) if body else None
+                made[kind, name] = Guard(kind, name, text)
+    return list(made.values())
 
 
-def _json(values: Iterable[str]) -> str:
+def _json(values: Iterable[Any]) -> str:
     return msgspec.json.encode(list(values)).decode()

@@ -76,12 +76,16 @@ def dialect(request: pytest.FixtureRequest) -> str:
     return str(request.node.callspec.params["open_empty"])
 
 
+def triggers(dialect: str) -> list[str]:
+    return [guard.name for guard in invariants.guards(dialect) if guard.kind == "trigger"]
+
+
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
 def test_a_trigger_that_a_later_migration_drops_is_no_guard_that_lacks(
     dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the doctor would find every database damaged; what is made anew counts again."""
-    known = invariants.guards(dialect)
+    known = triggers(dialect)
     gone, renewed, *_ = known
     later = [
         f"DROP TRIGGER {gone} ON onward.job;\n  DROP TRIGGER {known[2]};\n",
@@ -91,7 +95,7 @@ def test_a_trigger_that_a_later_migration_drops_is_no_guard_that_lacks(
     made = [Migration(9_000 + n, "later", text) for n, text in enumerate(later)]
     all_of_them = [*migrate.migrations(dialect), *made]
     monkeypatch.setattr(invariants, "migrations", {dialect: all_of_them}.get)
-    assert invariants.guards(dialect) == [
+    assert triggers(dialect) == [
         *(name for name in known if name not in (gone, renewed)),
         renewed,
     ]

@@ -256,17 +256,29 @@ WHERE NOT coalesce(state IN ('active', 'draining', 'stopped', 'lost') AND (state
 LIMIT :limit
 
 -- name: check_guards
--- The triggers that refuse impossible moves (`:triggers`, as the migrations make them) are there and switched on.
+-- What refuses impossible rows (`:guards`, as the migrations make it) is there, says what it said, and is switched on.
 -- sqlite
-SELECT t.value, 'the trigger is missing' FROM json_each(:triggers) AS t
-WHERE NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'trigger' AND name = t.value)
+SELECT g.value ->> 'name', CASE WHEN s.name IS NULL THEN 'the trigger is missing' ELSE 'the trigger says something else' END
+FROM json_each(:guards) AS g LEFT JOIN sqlite_schema AS s ON s.type = 'trigger' AND s.name = g.value ->> 'name'
+WHERE s.sql IS NOT g.value ->> 'text'
 LIMIT :limit
 -- postgres
-SELECT t.value, 'the trigger is missing or switched off' FROM json_array_elements_text(CAST(:triggers AS json)) AS t (value)
-WHERE NOT EXISTS (
-    SELECT 1 FROM pg_trigger AS g JOIN pg_class AS c ON c.oid = g.tgrelid
-    WHERE g.tgname = t.value AND g.tgenabled IN ('O', 'A')
-      AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = CAST('onward.job' AS regclass)))
+WITH guard AS (
+    SELECT g.*, (SELECT relnamespace FROM pg_class WHERE oid = CAST('onward.job' AS regclass)) AS home
+    FROM json_to_recordset(CAST(:guards AS json)) AS g (kind text, name text, text text)
+)
+SELECT name, 'the trigger is missing or switched off' FROM guard
+WHERE kind = 'trigger' AND NOT EXISTS (
+    SELECT 1 FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+    WHERE t.tgname = name AND t.tgenabled IN ('O', 'A') AND c.relnamespace = home)
+UNION ALL
+SELECT name, 'the function is missing or says something else' FROM guard
+WHERE kind = 'function' AND NOT EXISTS (SELECT 1 FROM pg_proc WHERE proname = name AND pronamespace = home AND prosrc = text)
+UNION ALL
+SELECT name, 'the type is missing or refuses nothing' FROM guard
+WHERE kind = 'domain' AND NOT EXISTS (
+    SELECT 1 FROM pg_type AS t JOIN pg_constraint AS k ON k.contypid = t.oid
+    WHERE t.typname = name AND t.typnamespace = home AND k.convalidated)
 LIMIT :limit
 
 -- name: check_sound
