@@ -27,7 +27,7 @@ def test_enqueues_are_timed_on_both_sides(dialect: str, monkeypatch: pytest.Monk
     for name, small in (("ONE_BY_ONE", 20), ("PRODUCERS", 5), ("EACH", 4), ("BULK", 500)):
         monkeypatch.setattr(enqueues, name, small)
     marks = [each.mark for each in enqueues.one_by_one(dialect, 1)]
-    assert marks == ["S4", "S4", "S4", "S4", "S5"]
+    assert marks == ["S4"] * (5 if dialect == "sqlite" else 4) + ["S5"]
     assert [each.mark for each in enqueues.in_bulk(dialect, 1)] == ["S6", "S6"]
 
 
