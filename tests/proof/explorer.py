@@ -107,7 +107,7 @@ class Explorer:
             "limit": 5,
             "moves": store.dumps(last_moves()),
             "ends": store.dumps(closing_events()),
-            "triggers": store.dumps(guards(place.dialect)),
+            "guards": store.dumps(guards(place.dialect)),
         }
 
     def run(self, budget: Budget) -> bool:

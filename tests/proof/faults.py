@@ -277,8 +277,8 @@ _ALL = [
             ],
             [
                 (
-                    "DELETE FROM onward.job AS j USING c\n    WHERE",
-                    "UPDATE onward.job AS j SET queue = j.queue FROM c\n    WHERE",
+                    "DELETE FROM onward.job AS j USING c\n        WHERE",
+                    "UPDATE onward.job AS j SET queue = j.queue FROM c\n        WHERE",
                 )
             ],
         ),

@@ -157,12 +157,17 @@ def rules() -> str:
     for name, value in {
         "seconds": "30",
         "limit": "5",
-        "moves": f"'{store.dumps(last_moves())}'",
-        "ends": f"'{store.dumps(closing_events())}'",
-        "triggers": f"'{store.dumps(guards('postgres'))}'",
+        "moves": _literal(last_moves()),
+        "ends": _literal(closing_events()),
+        "guards": _literal(guards("postgres")),
     }.items():
         query = query.replace(f":{name}", value)
     return query
+
+
+def _literal(values: object) -> str:
+    text = store.dumps(values).replace("'", "''")
+    return f"'{text}'"
 
 
 # --- what meets -----------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def _tables(dialect: str) -> Mapping[str, str]:
     tables = {
         "moves": invariants.last_moves(),
         "ends": invariants.closing_events(),
-        "triggers": invariants.guards(dialect),
+        "guards": invariants.guards(dialect),
     }
     return {name: msgspec.json.encode(values).decode() for name, values in tables.items()}
 

@@ -125,7 +125,7 @@ CONDITIONS: dict[str, Condition] = {
     "finish expects the state": Condition(
         "finish",
         "AND j.state = :before",
-        "AND j.state = c.before",
+        "AND j.state = c.state",
         exhaustive.through_apply,
     ),
     "finish expects the attempt": Condition(

@@ -745,7 +745,7 @@ def test_a_finish_whose_answer_is_lost_is_recognised(
         assert found is not None
         assert found.state is JobState.QUEUED
     (job,) = claim(behind, register(behind))
-    proxy.lose_answer(b"INSERT INTO onward.finished")
+    proxy.lose_answer(b"onward.finish(")
     assert apply(behind, succeed(job)) == set()
     assert behind.run(store.look, succeed(job))[1]
     assert len(behind.read(store.attempts, job.id)) == 2

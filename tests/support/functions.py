@@ -11,7 +11,7 @@ from onward.store.migrate import functions
 from onward.store.statements import twins
 
 _PARTS = re.compile(
-    r"FUNCTION onward\.\w+\((?P<parameters>.*?)\) RETURNS SETOF .*? LANGUAGE plpgsql"
+    r"FUNCTION onward\.\w+\((?P<parameters>.*?)\)\s+RETURNS SETOF .*? LANGUAGE plpgsql"
     r"(?P<settings>.*?)AS \$\$\s*BEGIN\s*RETURN QUERY\s*(?P<query>.*?);\s*END \$\$;",
     re.DOTALL,
 )
@@ -40,7 +40,7 @@ class Written(NamedTuple):
 def written_out(name: str) -> Written:
     """A statement as if the function that it reads from were a part of its text."""
     text = twins()[name].texts["postgres"]
-    call = re.search(r"FROM onward\.(\w+)\((.*)\)$", text, re.DOTALL)
+    call = re.search(r"FROM onward\.(\w+)\((.*)\)(?: AS \w+)?$", text, re.DOTALL)
     parts = call and _PARTS.search(functions().get(call[1], ""))
     if not call or not parts:
         return Written(text, [])
@@ -49,4 +49,13 @@ def written_out(name: str) -> Written:
     for parameter, value in zip(parameters, re.split(r",\s*", call[2]), strict=True):
         query = re.sub(rf"\b{parameter}\b", value, query)
     settings = re.findall(r"SET (\w+ = \w+)", parts["settings"])
-    return Written(f"WITH called AS (\n{query}\n)\n{text[: call.start()]}FROM called", settings)
+    return Written(f"{_called(query)}\n{text[: call.start()]}FROM called", settings)
+
+
+def _called(query: str) -> str:
+    """The query under the name `called`; what writes may not stand deeper than that."""
+    others, last = "WITH ", query
+    if query.startswith("WITH "):
+        at = query.rindex("\n    )\n") + len("\n    )")
+        others, last = query[:at] + ", ", query[at:].lstrip()
+    return f"{others}called AS (\n    {last}\n)"

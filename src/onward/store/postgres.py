@@ -5,8 +5,8 @@ In:  operations from any thread or loop.    Out: their answers, after the commit
 A move is one statement where possible; else an explicit READ COMMITTED transaction, which the
 server ends if we vanish. What only asks to be repeated (serialization, deadlock, a pooled
 connection that had died) is repeated here. Nothing is prepared, because prepared statements turn to
-generic plans (and PgBouncer does not keep them); the enqueue of one job and the claim are functions
-of the schema, whose plans a session keeps whatever stands between.
+generic plans (and PgBouncer does not keep them); the enqueue of one job, the claim and the end are
+functions of the schema, whose plans a session keeps whatever stands between.
 """
 
 from __future__ import annotations

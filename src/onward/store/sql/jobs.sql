@@ -220,9 +220,7 @@ RETURNING CAST(id AS text), task, queue, priority, state, attempt, CAST(worker A
 -- running > succeeded, and every other move that ends a job: the row moves from the live table to the cold one together with
 -- its last attempt, in one transaction, if it is still as it was seen. A batch is of one kind of move and one owner; its
 -- rows are short arrays, which both databases read several times faster than objects; what is not there at their end is NULL.
--- On PostgreSQL the owner is a column of the batch, not one constant: as statistics age, a constant makes the planner expect
--- one row and loop over all of them. And the batch is an array, of which it expects ten rows: of a function it expects a
--- hundred, for which it reads a table of some thousand live jobs from end to end, with every end of a single job.
+-- On PostgreSQL it is a function in the schema, whose plan the session keeps: see there.
 -- sqlite
 INSERT INTO onward.finished (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
                              max_attempts, max_losses, failures, losses, budget_from, timeout, args,
@@ -242,25 +240,8 @@ WHERE id IN (SELECT value ->> 0 FROM json_each(:rows))
                 AND f.worker IS onward.job.worker)
 RETURNING id
 -- postgres
-WITH c AS MATERIALIZED (
-    SELECT CAST(value ->> 0 AS uuid) AS id, CAST(value ->> 1 AS integer) AS attempt, value ->> 2 AS result,
-           value ->> 3 AS error, value ->> 4 AS reason, coalesce(CAST(value ->> 5 AS boolean), false) AS abandoned,
-           CAST(:worker AS uuid) AS worker, CAST(:before AS text) AS before
-    FROM unnest(ARRAY(SELECT jsonb_array_elements(CAST(:rows AS jsonb)))) AS r (value)
-), leaving AS (
-    DELETE FROM onward.job AS j USING c
-    WHERE j.id = c.id AND j.state = c.before AND j.attempt = c.attempt AND j.worker IS NOT DISTINCT FROM c.worker
-    RETURNING j.id, j.task, j.queue, j.priority, j.attempt, j.run_at, j.worker, j.started_at, j.created_at, j.max_attempts,
-        j.max_losses, j.failures, j.losses, j.budget_from, j.timeout, j.args, j.state, c.abandoned, c.reason, c.error, c.result
-)
-INSERT INTO onward.finished (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
-                             max_attempts, max_losses, failures, losses, budget_from, timeout, args,
-                             ended_from, event, attempt_state, abandoned, reason, error, result)
-SELECT id, task, queue, priority, CAST(:after AS text), attempt, run_at, worker, started_at, onward.clock(), created_at,
-       max_attempts, max_losses, failures, losses, budget_from, timeout, args,
-       state, CAST(:event AS text), CAST(:ended AS text), abandoned, reason, error, result
-FROM leaving
-RETURNING CAST(id AS text)
+SELECT CAST(id AS text)
+FROM onward.finish(:rows, CAST(:worker AS uuid), :before, :after, :event, :ended) AS id
 
 -- name: go_on
 -- Every move after which the job is still live: running > queued (retry, snooze, release, recover), running > dead,
