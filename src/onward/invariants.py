@@ -208,7 +208,7 @@ def _tables(dialect: str, schema: str) -> Mapping[str, Any]:
     return {
         "moves": _json(last_moves()),
         "ends": _json(closing_events()),
-        "guards": _json(guards(dialect, schema)),
+        "guards": _json(guards(dialect, schema or "onward")),
     }
 
 
