@@ -31,6 +31,7 @@ from onward.task import (
     Task,
     Unsaid,
     as_call,
+    check_app,
     check_function,
     check_rules,
 )
@@ -229,12 +230,7 @@ class Onward:
                 coroutine.close()
             raise
         for call in found:
-            if call.task.app is not self:
-                raise InvalidArguments(
-                    f"{call.task.name} belongs to another app",
-                    why="each app has its own database",
-                    fix="enqueue it with the app that it is registered with",
-                )
+            check_app(call, self)
         return found
 
     # --- look -------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from onward.errors import (
 from onward.foreign import ENCODER
 from onward.handle import Handle
 from onward.job import NewJob
-from onward.store import connections, store
+from onward.store import connections, portions, store
 from onward.store.database import Again, Duplicate, Unknown
 from onward.store.statements import Op
 from onward.store.store import Record
@@ -31,10 +31,6 @@ from onward.store.store import Record
 if TYPE_CHECKING:
     from onward.app import Onward
     from onward.task import Call
-
-MOST_ROWS = 5_000
-MOST_TEXT = 8_000_000
-"""What one statement carries at most: rows, and characters of their arguments."""
 
 
 def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
@@ -61,7 +57,7 @@ def enqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
             else:
                 app.database.enqueue(part.jobs)
         except Duplicate as error:
-            raise _enqueued_already() from error
+            raise enqueued_already() from error
     return _handles(app, calls, there)
 
 
@@ -89,11 +85,12 @@ async def aenqueue_all(app: Onward, calls: Sequence[Call[Any]]) -> list[Handle[A
             else:
                 await app.database.aenqueue(part.jobs)
         except Duplicate as error:
-            raise _enqueued_already() from error
+            raise enqueued_already() from error
     return _handles(app, calls, there)
 
 
-def _enqueued_already() -> IdConflict:
+def enqueued_already() -> IdConflict:
+    """What to say of a call that has been enqueued before."""
     return IdConflict(
         "one of these calls is enqueued already",
         why="a call has the id of its job from the start, so it is one job",
@@ -122,7 +119,7 @@ class _Part:
     def check_once(self) -> None:
         """Refuse a call that is here twice."""
         if len(self.jobs) > 1 and len({job.id for job in self.jobs}) < len(self.jobs):
-            raise _enqueued_already()
+            raise enqueued_already()
 
     @property
     def repeats(self) -> bool:
@@ -132,28 +129,28 @@ class _Part:
     @property
     def several(self) -> bool:
         """Whether it takes more than one statement."""
-        return self.repeats or (len(self.jobs) > 1 and len(self._chunks) > 1)
+        return self.repeats or (len(self.jobs) > 1 and len(self._portions) > 1)
 
     @cached_property
-    def _chunks(self) -> list[Sequence[NewJob]]:
-        return _chunks(self.jobs)
+    def _portions(self) -> list[Sequence[NewJob]]:
+        return portions.cut(self.jobs)
 
     def write(self) -> Op[dict[str, Record]]:
         """Write all; returns those that were there already."""
         if self.repeats:
             return (yield from self.write_again())
-        for chunk in self._chunks:
-            yield from store.enqueue(chunk, alone=len(self._chunks) == 1)
+        for portion in self._portions:
+            yield from store.enqueue(portion, alone=len(self._portions) == 1)
         return {}
 
     def write_again(self) -> Op[dict[str, Record]]:
         """The same where some may be there: the caller's ids, or a write whose answer was lost."""
         there: dict[str, Record] = {}
-        for chunk in self._chunks:
-            born = yield from store.enqueue_again(chunk, self._is_same)
-            known = {job.id for job in chunk} - born
+        for portion in self._portions:
+            born = yield from store.enqueue_again(portion, self._is_same)
+            known = {job.id for job in portion} - born
             if known & self._used:  # A job of ours that is there, or has ended since.
-                raise _enqueued_already()
+                raise enqueued_already()
             there |= yield from _records(known & self._explicit.keys())
         return there
 
@@ -212,18 +209,6 @@ def _parts(calls: Sequence[Call[Any]]) -> Iterator[_Part]:
     yield from parts.values()
     if own is not None:
         yield own
-
-
-def _chunks(jobs: Sequence[NewJob]) -> list[Sequence[NewJob]]:
-    """The jobs cut into what one statement carries."""
-    chunks: list[Sequence[NewJob]] = []
-    start = text = 0
-    for place, job in enumerate(jobs):
-        text += len(job.args)
-        if place - start == MOST_ROWS or (text > MOST_TEXT and place > start):
-            chunks.append(jobs[start:place])
-            start, text = place, len(job.args)
-    return [*chunks, jobs[start:]]
 
 
 def _handles(

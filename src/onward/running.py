@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import MutableMapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from onward.batch import enqueued_already
 from onward.errors import InvalidOption, OutsideJob
 from onward.signals import Cancelled
-from onward.task import Call, as_call
+from onward.task import Call, as_call, check_app
 
 if TYPE_CHECKING:
+    from onward.app import Onward
     from onward.job import Job, NewJob
 
     Adapter = logging.LoggerAdapter[logging.Logger]
@@ -67,9 +70,11 @@ class Current(Struct, eq=False):
     """One running attempt, as its body sees it."""
 
     _job: Job
+    _app: Onward
     _log: JobLog | None = None
     cancel_token: CancelToken = msgspec.field(default_factory=CancelToken)
     follow_ups: list[NewJob] = []
+    ended_at: float | None = None  # By the monotonic clock.
 
     def __repr__(self) -> str:
         return f"<Current {self.task} {self.id}, attempt {self.attempt}>"
@@ -132,13 +137,29 @@ class Current(Struct, eq=False):
             The id that the job will have.
 
         Raises:
-            InvalidArguments: it is no call.
+            InvalidArguments: it is no call, or one of another app.
             InvalidOption: it is a call to be written through a connection.
+            IdConflict: it has been enqueued already.
+            OutsideJob: the body has ended.
         """
         checked = as_call(call, "current().enqueue")
         _refuse_connection(checked)
+        check_app(checked, self._app)
+        if self.ended_at is not None:
+            raise OutsideJob(
+                f"current().enqueue was called after attempt {self.attempt} of {self.id} had ended",
+                why="a follow-up is written with the attempt's success, which is settled by now",
+                fix="call it before the body returns, and await or join what the body has started",
+            )
+        if checked.used and checked.task.options.id is None:
+            raise enqueued_already()
+        checked.used = True
         self.follow_ups.append(checked.job)
         return checked.job.id
+
+    def end(self) -> None:
+        """The body has ended; for executors."""
+        self.ended_at = time.monotonic()
 
 
 def _refuse_connection(call: Call[Any]) -> None:

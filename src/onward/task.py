@@ -254,6 +254,20 @@ def as_call(value: object, taker: str) -> Call[Any]:
     )
 
 
+def check_app(call: Call[Any], app: Onward) -> None:
+    """Refuse a call of another app.
+
+    Raises:
+        InvalidArguments: it is one.
+    """
+    if call.task.app is not app:
+        raise InvalidArguments(
+            f"{call.task.name} belongs to another app",
+            why="each app has its own database",
+            fix="enqueue it with the app that it is registered with",
+        )
+
+
 def _is_task(value: object) -> bool:
     return isinstance(value, Task)
 

@@ -25,6 +25,7 @@ from onward import (
     current,
 )
 from onward.errors import IdConflict, OutsideJob
+from onward.ids import new_id
 from onward.running import CancelToken, set_current
 from onward.store import store
 from tests.support import by_hand
@@ -38,7 +39,7 @@ def work(n: int = 0) -> None:
 def attempt(app: Onward) -> Current:
     """An attempt that is running."""
     task = app.task(name="shop.work", queue="mail")(work)
-    return Current(by_hand.claim(app, task.enqueue().id))
+    return Current(by_hand.claim(app, task.enqueue().id), app)
 
 
 def test_outside_of_a_job_there_is_no_current_attempt() -> None:
@@ -64,7 +65,7 @@ def test_inside_it_is_the_same_for_the_thread_and_for_contexts_copied_from_it(
 
 def test_it_is_shown_by_its_job_and_without_arguments(app: Onward) -> None:
     task = app.task(name="shop.login")(login)
-    shown = Current(by_hand.claim(app, task.enqueue("hunter2").id))
+    shown = Current(by_hand.claim(app, task.enqueue("hunter2").id), app)
     assert repr(shown) == f"<Current shop.login {shown.id}, attempt 1>"
 
 
@@ -108,6 +109,54 @@ def test_no_wait_misses_a_request_that_comes_at_the_same_moment() -> None:
             barrier.wait()
             token.request()
             assert all(each.result() for each in waits)
+
+
+def test_a_follow_up_is_of_the_app_whose_worker_writes_it(attempt: Current) -> None:
+    """In this database nobody knows the other app's task."""
+    other = Onward("sqlite:///other.db")
+    call = other.task(work).call(1)
+    with pytest.raises(InvalidArguments, match="belongs to another app"):
+        attempt.enqueue(call)
+    assert attempt.follow_ups == []
+
+
+def test_a_call_is_one_follow_up(app: Onward, attempt: Current) -> None:
+    """One that was made once, for all who run this code, would be one job for all of them. With an
+    id of the caller's own it may be repeated.
+    """
+    call = app.tasks["shop.work"].call(1)
+    attempt.enqueue(call)
+    with pytest.raises(IdConflict, match="enqueued already"):
+        attempt.enqueue(call)
+    mine = app.tasks["shop.work"].using(id=new_id()).call(1)
+    assert attempt.enqueue(mine) == attempt.enqueue(mine)
+
+
+def test_after_its_body_an_attempt_takes_no_follow_ups(app: Onward) -> None:
+    """What a body has started and not waited for is told, and loses nothing without a word."""
+    told: list[BaseException] = []
+    done = threading.Event()
+
+    @app.task
+    def parent() -> None:
+        me = current()
+
+        def later() -> None:
+            while me.ended_at is None:
+                time.sleep(0.01)
+            try:
+                me.enqueue(app.tasks["shop.work"].call(1))
+            except OutsideJob as error:
+                told.append(error)
+            done.set()
+
+        threading.Thread(target=later).start()
+
+    app.task(name="shop.work")(work)
+    with app.worker():
+        parent.enqueue().wait(10)
+        assert done.wait(10)
+    assert "had ended" in str(told[0])
 
 
 def test_follow_ups_are_kept_until_the_attempt_succeeds(app: Onward, attempt: Current) -> None:

@@ -216,7 +216,7 @@ def test_a_jobs_own_log_carries_the_job_and_what_the_body_adds(
     def note() -> None: ...
 
     job = by_hand.claim(app, note.enqueue().id)
-    set_current(Current(job))
+    set_current(Current(job, app))
     try:
         current().log.info("at %d of %d", 3, 9, extra={"order": 5})
         current().log.info("plain")

@@ -253,7 +253,7 @@ def test_a_body_in_a_thread_waits_and_one_on_the_loop_is_refused(
     """Of a sync task nothing else needs its thread, although there is a loop elsewhere."""
     job, other = send.enqueue(), send.enqueue()
     by_hand.succeed(app, other.id, "5")
-    attempt = Current(by_hand.claim(app, job.id))
+    attempt = Current(by_hand.claim(app, job.id), app)
 
     def body() -> int:
         set_current(attempt)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from onward import Backoff, Onward, Settings, current
@@ -150,6 +150,31 @@ def isolated_nap(seconds: float) -> str:
     with noted():
         time.sleep(seconds)
     return "rested"
+
+
+@app.task(backoff=SOON, isolation="process")
+async def isolated_leave(what: str, seconds: float) -> int:
+    """Returns, and leaves something behind: a thread at work, a task that will not end, or one that
+    ends when it is told to. Returns the number of its process.
+    """
+
+    async def stubborn() -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(seconds)
+
+    with noted():
+        if what == "a thread":
+            asyncio.get_running_loop().run_in_executor(None, time.sleep, seconds)
+        else:
+            left = stubborn() if what == "a stubborn task" else asyncio.sleep(seconds)
+            _left.append(asyncio.create_task(left))
+            await asyncio.sleep(0)
+        return os.getpid()
+
+
+_left: list[asyncio.Task[None]] = []
 
 
 @app.task(backoff=SOON, isolation="process")

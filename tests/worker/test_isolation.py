@@ -21,7 +21,7 @@ from onward.lifecycle import JobState
 from onward.policy import Crashed, Outcome, Released, Returned
 from onward.running import CancelToken
 from onward.worker import isolation
-from onward.worker.isolation import Isolated, Isolation
+from onward.worker.isolation import Answer, Isolated, Isolation
 from onward.worker.loading import app_options
 from tests.support import tasks
 from tests.support.ledger import Ledger
@@ -156,6 +156,35 @@ def test_what_a_body_started_ends_with_it(shop: Onward, ledger: Ledger, tmp_path
         time.sleep(0.3)
         assert lines.read_text() == written
     assert ends(job) == ["failed: timeout"]
+
+
+@pytest.mark.parametrize("what", ["a thread", "a stubborn task", "a task"])
+def test_what_an_async_body_leaves_behind_does_not_hold_its_outcome(
+    shop: Onward, ledger: Ledger, what: str
+) -> None:
+    """It has returned in time. What goes on ends with the process; where nothing does, the process
+    runs the next attempt.
+    """
+    with running(shop.url, ledger=ledger, concurrency=1):
+        task = tasks.isolated_leave.using(timeout=2.0, max_attempts=1)
+        first, second = (task.enqueue(what, 60).wait(20) for _ in range(2))
+        assert alive(second) == (what == "a task")
+    assert (first == second) == (what == "a task")
+
+
+def test_a_stop_of_the_whole_service_leaves_the_attempts_their_grace(
+    shop: Onward, ledger: Ledger
+) -> None:
+    """systemd signals every process of a service: the attempt's own process leaves that to its
+    worker.
+    """
+    with running(shop.url, ledger=ledger, grace=20) as worker:
+        job = tasks.isolated_nap.using(max_attempts=1).enqueue(1.0)
+        (line,) = wait_until(lambda: starts(ledger, job), 20)
+        os.kill(line["pid"], signal.SIGTERM)
+        worker.terminate()
+        assert worker.wait(20) == 0
+    assert ends(job) == ["succeeded"]
 
 
 # --- a process that does not get ready ------------------------------------------------------------
@@ -299,10 +328,10 @@ def test_a_process_that_was_killed_as_its_attempt_ended_is_not_used_again(tmp_pa
     class KilledLate(Counted):
         attempt: Isolated
 
-        async def _outcome(self, child: Any, token: CancelToken) -> Outcome:
-            outcome = await super()._outcome(child, token)
+        async def _answer(self, child: Any, token: CancelToken) -> Answer:
+            answer = await super()._answer(child, token)
             self.attempt.kill()
-            return outcome
+            return answer
 
     made = KilledLate(f"sqlite:///{tmp_path}/never-opened.db")
 

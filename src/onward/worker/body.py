@@ -46,7 +46,10 @@ def run_body(task: Task[Any, Any], job: Job, current: Current) -> Outcome:
     forks = _forks
     set_current(current)
     try:
-        args, kwargs = task.signature.decode_arguments(job.args)
+        try:
+            args, kwargs = task.signature.decode_arguments(job.args)
+        except PayloadUnreadable as error:
+            return Rejected(error_text(error))
         value = task.function(*args, **kwargs)
         return _returned(task, value, current)
     except BaseException as error:
@@ -61,7 +64,10 @@ async def run_async_body(task: Task[Any, Any], job: Job, current: Current) -> Ou
     forks = _forks
     set_current(current)
     try:
-        args, kwargs = task.signature.decode_arguments(job.args)
+        try:
+            args, kwargs = task.signature.decode_arguments(job.args)
+        except PayloadUnreadable as error:
+            return Rejected(error_text(error))
         value = await task.function(*args, **kwargs)
         return _returned(task, value, current)
     except BaseException as error:
@@ -82,6 +88,7 @@ def _returned(task: Task[Any, Any], value: object, current: Current) -> Outcome:
     """A result that cannot be stored ends the job: the work is done, and another try would return
     the same.
     """
+    current.end()
     try:
         text = task.signature.encode_result(value)
     except OnwardError as error:
@@ -91,6 +98,7 @@ def _returned(task: Task[Any, Any], value: object, current: Current) -> Outcome:
 
 def _certainly(task: Task[Any, Any], error: BaseException, current: Current) -> Outcome:
     """An outcome, even where there is no memory left to describe the error."""
+    current.end()
     try:
         return _outcome_of(task, error, current)
     except BaseException as another:
@@ -99,8 +107,6 @@ def _certainly(task: Task[Any, Any], error: BaseException, current: Current) -> 
 
 def _outcome_of(task: Task[Any, Any], error: BaseException, current: Current) -> Outcome:
     match error:
-        case PayloadUnreadable():
-            return Rejected(error_text(error))
         case Retry(after=after):
             return Raised(error_text(error), after=after)
         case Snooze(delay=delay):
@@ -123,7 +129,8 @@ def _by_rule(task: Task[Any, Any], error: BaseException, current: Current) -> Ou
         case Verdict.BURY:
             return Raised(text, final=True)
         case Verdict.DROP:
-            return Discarded(f"{type_name(type(error))}: dropped by the task's rule")
+            why = f"{type_name(type(error))}: dropped by the task's rule"
+            return Discarded(why, by_rule=True)
         case Backoff():
             return Raised(text, backoff=rule)
         case _:

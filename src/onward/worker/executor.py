@@ -22,7 +22,16 @@ from typing import Any
 
 from onward.config import Settings
 from onward.job import Change, Job
-from onward.policy import Crashed, Outcome, Raised, Released, Returned, Stopped, TimedOut
+from onward.policy import (
+    Crashed,
+    Discarded,
+    Outcome,
+    Raised,
+    Released,
+    Returned,
+    Stopped,
+    TimedOut,
+)
 from onward.running import Current
 from onward.task import Task
 from onward.worker.board import FOREVER, Board
@@ -180,7 +189,8 @@ class Executor:
         return len(self.held) + len(self.abandoned) - len(self._given_back)
 
     def _begin(self, job: Job) -> None:
-        held = Held(job, self._tasks[job.task], Current(job))
+        task = self._tasks[job.task]
+        held = Held(job, task, Current(job, task.app))
         self.held[job.id] = held
         try:
             self._dispatch(held)
@@ -260,6 +270,13 @@ class Executor:
         if held.settled:
             self._free_abandoned(held)
             return
+        if held.timer is not None and held.stopping is None and (late := self._late(held)) > 0:
+            if late > LATE and not held.doubted:
+                held.doubted = True
+                held.timer.cancel()
+                self._loop.call_later(LATE, self._ended, held, outcome)
+                return
+            held.stopping = Why.TIMEOUT
         self._ended_count += 1
         self._let_go(held)
         self._count_down(held.job.queue)
@@ -267,6 +284,16 @@ class Executor:
         if self._backlog:
             self._fill()
         self.changed.set()
+
+    def _late(self, held: Held) -> float:
+        """How many seconds after its limit the body ended, unseen: it blocked the loop, or held the
+        interpreter. Not counted is the time in which everything stood still; whoever watches may
+        need a moment to tell us of that.
+        """
+        if held.job.timeout is None or held.current.ended_at is None:
+            return 0.0
+        still = self._board.stood_still - held.still
+        return held.current.ended_at - held.started - held.job.timeout - still
 
     def _as_asked(self, held: Held, outcome: Outcome) -> Outcome:
         """What the outcome means in the light of why the body was asked to stop."""
@@ -277,7 +304,8 @@ class Executor:
         if held.stopping is Why.CANCEL:
             return Stopped() if isinstance(outcome, Crashed) and held.kill else outcome
         interrupted = isinstance(outcome, Raised | Crashed | Stopped)
-        return Released(held.stopping.value) if interrupted else outcome
+        dropped = isinstance(outcome, Discarded) and outcome.by_rule
+        return Released(held.stopping.value) if interrupted or dropped else outcome
 
     def _let_go(self, held: Held) -> None:
         held.settled = True

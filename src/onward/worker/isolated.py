@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -25,14 +26,18 @@ from onward.job import Job
 from onward.policy import Crashed, Outcome, Rejected
 from onward.running import Current
 from onward.worker.body import error_text, run_async_body, run_body
-from onward.worker.isolation import LENGTH, Cancel, Order, Ready, Run, frame
+from onward.worker.isolation import LENGTH, Cancel, Last, Order, Ready, Run, frame
 from onward.worker.loading import import_modules, load_app, point_at
+
+LEFT_SECONDS = 0.1
+"""How long what a body has left on its loop may take to end, once it is cancelled."""
 
 
 def main() -> None:
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_stops_to_the_parent()
     link = socket.socket(fileno=fd)
     sys.path[:0] = [
         place for place in os.environ["ONWARD_PATH"].split(os.pathsep) if place not in sys.path
@@ -56,6 +61,19 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _leave_stops_to_the_parent() -> None:
+    """A stop that is sent to every process of a service (systemd does that by default) is for the
+    worker to obey: it lets the attempt end within its grace. What the body starts or forks is to
+    be stopped as usual, so the signal has a handler here, which no other program inherits.
+    """
+    signal.signal(signal.SIGTERM, _nothing)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _nothing(_: int, __: object) -> None:
+    """What a process for one attempt does about SIGTERM."""
 
 
 def _refuse(link: socket.socket, error: BaseException) -> None:
@@ -94,12 +112,25 @@ class _Server:
 
     async def _run_async(self, task: Any, job: Job, current: Current) -> Outcome:
         self._loop = asyncio.get_running_loop()
+        threads = _CountedThreads()
+        self._loop.set_default_executor(threads)
         self._body = asyncio.create_task(run_async_body(task, job, current))
         try:
-            return await self._body
+            outcome = await self._body
+            if await _goes_on() or threads.at_work:
+                self._end_with(outcome)
+            return outcome
         finally:
             with contextlib.suppress(Exception):
                 await self._app.database.close_loop()
+
+    def _end_with(self, outcome: Outcome) -> NoReturn:
+        """The end of the loop would wait for what the body has left, and the attempt with it."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self._link.sendall(frame(Last(outcome)))
+        os._exit(0)
 
     def _listen(self) -> None:
         """Take orders. One that cannot be read ends the process: else its sender would wait for
@@ -116,7 +147,7 @@ class _Server:
         match order:
             case Run(job=job):
                 # Known before the body begins: a request to stop may come before that.
-                self._current = Current(job)
+                self._current = Current(job, self._app)
                 self._orders.append((job, self._current))
                 self._ready.release()
             case Cancel(harder=harder):
@@ -141,6 +172,32 @@ class _Server:
                 os._exit(0)  # the parent is gone
             data += piece
         return data
+
+
+async def _goes_on() -> bool:
+    """Whether something that the body has begun on the loop goes on, although it was cancelled."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for each in left:
+        each.cancel()
+    return bool(left and (await asyncio.wait(left, timeout=LEFT_SECONDS))[1])
+
+
+class _CountedThreads(ThreadPoolExecutor):
+    """The loop's own executor, which says whether somebody is at work in it."""
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="asyncio")
+        self._given: set[Future[Any]] = set()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = super().submit(*args, **kwargs)
+        self._given.add(future)
+        future.add_done_callback(self._given.discard)
+        return future
+
+    @property
+    def at_work(self) -> bool:
+        return bool(self._given)
 
 
 if __name__ == "__main__":

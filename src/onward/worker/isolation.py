@@ -67,6 +67,14 @@ class Cancel(Struct, frozen=True, tag=True):
     harder: bool = False
 
 
+class Last(Struct, frozen=True, tag=True):
+    """How the attempt ended, from a process that runs no other: the body has left something behind
+    that goes on in it.
+    """
+
+    outcome: Outcome
+
+
 Order = Run | Cancel
 
 LENGTH = 4
@@ -79,7 +87,7 @@ def frame(message: Any) -> bytes:
     return len(body).to_bytes(LENGTH, "big") + body
 
 
-Answer = Ready | Outcome
+Answer = Ready | Last | Outcome
 
 
 class Isolated:
@@ -222,19 +230,20 @@ class Isolation:
             attempt.process = found.process
             attempt.begins()
             await found.send(Run(job))
-            outcome = await self._outcome(found, token)
+            answer = await self._answer(found, token)
+            outcome = _outcome_in(answer)
         except Exception:  # Whatever went wrong, the attempt has an end.
             return _crashed(f"the attempt's process died: {exit_text(await found.end())}")
         except asyncio.CancelledError:
             await found.end()
             raise
-        if attempt.killed:
+        if attempt.killed or isinstance(answer, Last):
             await found.end()
         else:
             self._keep(found)
         return outcome
 
-    async def _outcome(self, child: _Child, token: CancelToken) -> Outcome:
+    async def _answer(self, child: _Child, token: CancelToken) -> Answer:
         """Wait for the outcome, and pass a request to stop on."""
         told = 0
 
@@ -244,7 +253,7 @@ class Isolation:
                 await child.send(Cancel(harder=told > 0))
             told += token.requested
 
-        return _outcome_in(await _answer(child, pass_on))
+        return await _answer(child, pass_on)
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -291,7 +300,7 @@ class Isolation:
         if isinstance(answer, Ready):
             return child
         await child.end()
-        return answer
+        return _outcome_in(answer)
 
     async def _spawned(self) -> _Child:
         ours, theirs = socket.socketpair()
@@ -371,7 +380,7 @@ async def _end(child: _Child) -> None:
 def _outcome_in(answer: Answer) -> Outcome:
     if isinstance(answer, Ready):
         raise ValueError("a process that ran an attempt says that it is ready")
-    return answer
+    return answer.outcome if isinstance(answer, Last) else answer
 
 
 def _crashed(text: str) -> Crashed:
