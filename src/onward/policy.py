@@ -116,9 +116,12 @@ class Snoozed(Struct, frozen=True, tag=True):
 
 
 class Discarded(Struct, frozen=True, tag=True):
-    """The body said that the job is not worth doing any more."""
+    """The body said that the job is not worth doing any more. `by_rule`: it raised, and the task
+    says so of that exception.
+    """
 
     why: str
+    by_rule: bool = False
 
 
 class Released(Struct, frozen=True, tag=True):

@@ -19,14 +19,15 @@ from onward import AttemptState, Event, JobState, Onward, Settings
 from onward.errors import AppNotFound, DatabaseUnavailable
 from onward.ids import new_id
 from onward.job import Change, Job
-from onward.policy import Backoff
+from onward.policy import Backoff, Outcome, Returned, TimedOut
 from onward.store import store
 from onward.store.database import Database
 from onward.store.store import Claimed, Lane, Lease
+from onward.worker import executor
 from onward.worker.aftermath import MOST_REMEMBERED, Aftermath, Deaths
 from onward.worker.board import FOREVER, Begun, Board
 from onward.worker.changes import told
-from onward.worker.isolation import exit_text
+from onward.worker.isolation import Isolation, exit_text
 from onward.worker.keeper import Keeper, hold_lock, is_free, kept, remove_lock
 from onward.worker.lanes import EDGE, START, Lanes
 from onward.worker.loading import import_modules, load_app
@@ -230,6 +231,43 @@ def test_an_ended_attempt_stays_on_the_board_until_its_outcome_is_written(board:
     assert {begun.job for begun in board.begun()} == {ids[0], ids[2]}
     board.begin(ids[3], 1, 0.0, FOREVER)
     assert {begun.job for begun in board.begun()} == {ids[0], ids[2], ids[3]}
+
+
+# --- Executor -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", ["before", "after", "never"])
+def test_time_in_which_everything_stood_still_is_not_the_bodys(board: Board, told: str) -> None:
+    """The body ends as soon as the machine goes on; whoever watches may tell only then for how long
+    all stood still.
+    """
+    app = Onward("sqlite:///unused.db")
+
+    @app.task
+    async def nap() -> None:
+        time.sleep(executor.LATE + 0.2)  # noqa: ASYNC251
+        if told == "before":
+            board.stand_still(executor.LATE + 0.2)
+
+    async def run() -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        ended = asyncio.Event()
+
+        def settle(_: Job, outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            ended.set()
+
+        works = executor.Executor(app.tasks, 1, Settings(), board, Isolation(None), settle)
+        works.start([job(task=nap.name, args=nap.call().job.args, timeout=0.1)])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if told == "after":
+            board.stand_still(executor.LATE + 0.2)
+        await ended.wait()
+        return outcomes
+
+    (outcome,) = asyncio.run(run())
+    assert isinstance(outcome, TimedOut if told == "never" else Returned)
 
 
 # --- Aftermath ----------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ import asyncio
 import math
 import os
 import signal
+import threading
 import time
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -139,6 +141,77 @@ def test_rules_by_kind_of_error(app: Onward) -> None:
     assert (buried.state, ends(buried)) == ("dead", ["failed: error"])
     assert (dropped.state, "KeyError" in (dropped.reason or "")) == ("cancelled", True)
     assert (broken.state, ends(broken)) == ("dead", ["failed: error"] * 2)
+
+
+@pytest.mark.parametrize("rule", [DROP, BURY, Backoff(base=60)])
+def test_what_a_stop_makes_a_body_raise_is_no_error_that_a_rule_is_for(
+    app: Onward, rule: Any
+) -> None:
+    """It would be gone for good because of a deploy."""
+    begun = threading.Event()
+
+    @app.task(on_error={Broken: rule})
+    async def nap() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise Broken from None
+
+    with app.worker() as worker:
+        job = nap.enqueue()
+        assert begun.wait(10)
+        worker.stop(grace=0.05)
+        worker.join()
+    assert (job.refresh().state, ends(job)) == ("queued", ["released: shutdown"])
+
+
+def test_a_body_that_discards_its_job_at_a_stop_is_heard(app: Onward) -> None:
+    """It says so itself, and no rule for it."""
+    begun = threading.Event()
+
+    @app.task
+    async def nap() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise Discard("not worth another try") from None
+
+    with app.worker() as worker:
+        job = nap.enqueue()
+        assert begun.wait(10)
+        worker.stop(grace=0.05)
+        worker.join()
+    assert (job.refresh().state, job.reason) == ("cancelled", "not worth another try")
+
+
+def test_a_payload_of_another_job_that_cannot_be_read_is_an_ordinary_failure(app: Onward) -> None:
+    """Only a job's own arguments and result say that another try would meet the same."""
+    ran: list[int] = []
+
+    @app.task(name="number")
+    def number() -> int:
+        return 3
+
+    @app.task(max_attempts=2, backoff=tasks.SOON)
+    def read(id: str) -> Any:
+        ran.append(1)
+        return other.get(id).result
+
+    with app.worker():
+        first = number.enqueue()
+        wait_for(first, "succeeded")
+        with closing(Onward(app.url)) as other:
+
+            @other.task(name="number")
+            def words() -> list[str]: ...
+
+            job = read.enqueue(first.id)
+            wait_for(job, "dead")
+    assert len(ran) == 2
+    assert ends(job) == ["failed: error"] * 2
+    assert "PayloadUnreadable" in last_error(job).type
 
 
 def test_a_rule_for_every_base_exception(app: Onward) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,6 +74,45 @@ def test_a_body_in_a_thread_fails_on_time_and_is_abandoned(app: Onward) -> None:
     assert ends(job) == ["failed: timeout"]
     assert 0.25 < took(job) < 5
     assert job.attempts()[0].abandoned
+
+
+def hog_loop() -> None:
+    end = time.monotonic() + 0.4
+    while time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def hog_loop_for_long() -> None:
+    time.sleep(executor.LATE + 0.4)
+
+
+def hog_interpreter() -> None:
+    ctypes.PyDLL(None).usleep(400_000)
+
+
+@pytest.mark.parametrize("hog", [hog_loop, hog_loop_for_long, hog_interpreter])
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+def test_a_body_that_lets_nobody_see_that_its_limit_passes_has_failed_when_it_ends(
+    app: Onward, hog: Callable[[], None], is_async: bool, raises: bool
+) -> None:
+    """It blocks the loop, or holds the interpreter, until it is over: no timer could fire."""
+
+    def go() -> str:
+        hog()
+        if raises:
+            raise ValueError
+        return "ok"
+
+    async def go_on_loop() -> str:
+        return go()
+
+    task = app.task(go_on_loop if is_async else go, max_attempts=1, timeout=0.2)
+    with app.worker():
+        job = task.enqueue()
+        wait_for(job, "dead")
+    assert ends(job) == ["failed: timeout"]
+    assert "0.2 s" in last_error(job).message
 
 
 @pytest.mark.parametrize("first", ["the cancel", "the limit"])
