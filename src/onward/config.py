@@ -127,14 +127,14 @@ def seconds(value: object, name: str) -> float:
 MOST_CONCURRENCY = 100_000
 
 
-def check_range(name: str, value: object, low: int, high: int) -> None:
-    """Refuse what is no whole number from `low` to `high`.
+def check_range(name: str, value: object, low: int, high: int) -> int:
+    """A whole number from `low` to `high`, as a plain one.
 
     Raises:
-        InvalidOption: it is not.
+        InvalidOption: it is none.
     """
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-        return
+        return int.__index__(value)
     raise InvalidOption(
         f"{name}={safe_repr(value)} cannot work",
         why=f"{name} is a whole number from {low} to {high}",

@@ -6,17 +6,18 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import msgspec
 
 from onward.codec import decode_plain
-from onward.config import default_url
+from onward.config import default_url, seconds
 from onward.errors import JobFailed, JobNotFound, WaitRefused, WaitTimeout
 from onward.failure import ErrorText
 from onward.job import Attempt, Job, NewJob
 from onward.lifecycle import JobState
+from onward.policy import MAX_DELAY
 from onward.store import store
 from onward.store.connections import in_transaction
 from onward.store.options import options_of, schema_option
@@ -221,11 +222,11 @@ class Handle(Generic[R_co]):
         """The same as `cancel`, for async code."""
         return await self._app.acancel(self)
 
-    def wait(self, timeout: float | None = None) -> R_co:
+    def wait(self, timeout: timedelta | float | None = None) -> R_co:
         """Wait for its end.
 
         Args:
-            timeout: how long at most, in seconds; None: as long as it takes.
+            timeout: how long at most (timedelta, or seconds); None: as long as it takes.
 
         Returns:
             Its result.
@@ -237,9 +238,11 @@ class Handle(Generic[R_co]):
             WaitRefused: it is enqueued in a transaction that is still open here; or an async task
                 asks, whose worker could do nothing else meanwhile.
             PayloadUnreadable: its result does not fit the task's return annotation as it is today.
+            InvalidOption: `timeout` is no duration.
         """
         self._check_loop()
-        for pause in _pauses(timeout):
+        most = _most(timeout)
+        for pause in _pauses(most):
             try:
                 self.refresh()
             except JobNotFound:
@@ -248,13 +251,14 @@ class Handle(Generic[R_co]):
             if self.state in _OVER:
                 return self._result() if self._succeeded else self._fail(self.attempts())
             time.sleep(pause)
-        raise self._too_late(timeout)
+        raise self._too_late(most)
 
-    async def await_result(self, timeout: float | None = None) -> R_co:
+    async def await_result(self, timeout: timedelta | float | None = None) -> R_co:
         """The same as `wait`, for async code."""
         import asyncio  # Slow to import, and there by now.
 
-        for pause in _pauses(timeout):
+        most = _most(timeout)
+        for pause in _pauses(most):
             try:
                 await self.arefresh()
             except JobNotFound:
@@ -263,7 +267,7 @@ class Handle(Generic[R_co]):
             if self.state in _OVER:
                 return self._result() if self._succeeded else self._fail(await self.aattempts())
             await asyncio.sleep(pause)
-        raise self._too_late(timeout)
+        raise self._too_late(most)
 
     def _check_loop(self) -> None:
         # One is slow to import, the other stands above this module: both are there in a task.
@@ -310,13 +314,13 @@ class Handle(Generic[R_co]):
             fix=f"{look}{again if self.state is JobState.DEAD else ''}",
         )
 
-    def _too_late(self, timeout: float | None) -> WaitTimeout:
+    def _too_late(self, most: float) -> WaitTimeout:
         why = "it goes on"
         if self.state is JobState.QUEUED:
             due_in = self._known.run_at - time.time()
             why = f"it is due in {due_in:.0f} s" if due_in > 1 else "no worker runs it yet"
         return WaitTimeout(
-            f"job {self.id} of {self.task} has not ended within {timeout} s: it is {self.state}",
+            f"job {self.id} of {self.task} has not ended within {most:g} s: it is {self.state}",
             why=why,
             fix=f"to see workers and queues: onward status{self._place};"
             " to start a worker: onward worker module:app",
@@ -334,9 +338,16 @@ class Handle(Generic[R_co]):
 _OVER = {JobState.SUCCEEDED, JobState.CANCELLED, JobState.DEAD}
 
 
-def _pauses(timeout: float | None) -> Iterator[float]:
+def _most(timeout: timedelta | float | None) -> float:
+    """How long to wait at most, in seconds; what is longer than a lifetime is for ever."""
+    if timeout is None or (isinstance(timeout, (int, float)) and timeout > MAX_DELAY):
+        return math.inf
+    return seconds(timeout, "timeout")
+
+
+def _pauses(most: float) -> Iterator[float]:
     """How long to sleep between two looks: longer and longer, with a last look at the very end."""
-    end = math.inf if timeout is None else time.monotonic() + timeout
+    end = time.monotonic() + most
     pause = FIRST_LOOK
     while (left := end - time.monotonic()) > 0:
         yield min(pause, left)

@@ -48,7 +48,7 @@ def parse_id(value: object) -> str:
         return str(value)
     if isinstance(value, str):
         if _ID.fullmatch(value):
-            return value
+            return str.__str__(value)
         try:
             return str(uuid.UUID(value))
         except ValueError:

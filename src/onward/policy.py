@@ -16,6 +16,7 @@ from msgspec import Struct
 from onward.errors import InvalidOption
 from onward.job import Change, Job, NewJob
 from onward.lifecycle import AttemptState, Event, JobState
+from onward.text import safe_repr
 
 MAX_DELAY = 10 * 365 * 86_400.0
 """The longest delay of all, in seconds: ten years is a date that every database can store."""
@@ -27,6 +28,9 @@ class Backoff(Struct, frozen=True, kw_only=True):
 
     Jitter takes away up to its share of the delay (Marc Brooker, "Exponential Backoff And Jitter",
     AWS Architecture Blog, 2015), so that jobs which failed together do not come back together.
+
+    Raises:
+        InvalidOption: a value that cannot work.
     """
 
     base: float = 2.0
@@ -35,14 +39,14 @@ class Backoff(Struct, frozen=True, kw_only=True):
     jitter: float = 0.2
 
     def __post_init__(self) -> None:
-        if not (self.base > 0 and math.isfinite(self.base)):
-            raise _bad("base", self.base, "must be more than 0 seconds")
-        if not (self.factor >= 1 and math.isfinite(self.factor)):
-            raise _bad("factor", self.factor, "must be at least 1")
-        if self.cap is not None and not self.cap > 0:
-            raise _bad("cap", self.cap, "must be more than 0 seconds, or None")
-        if not 0 <= self.jitter <= 1:
-            raise _bad("jitter", self.jitter, "must be between 0 and 1")
+        if not (_is_number(self.base) and 0 < self.base < math.inf):
+            raise _bad("base", self.base, "must be a number of seconds, more than 0")
+        if not (_is_number(self.factor) and 1 <= self.factor < math.inf):
+            raise _bad("factor", self.factor, "must be a number, at least 1")
+        if self.cap is not None and not (_is_number(self.cap) and self.cap > 0):
+            raise _bad("cap", self.cap, "must be a number of seconds, more than 0, or None")
+        if not (_is_number(self.jitter) and 0 <= self.jitter <= 1):
+            raise _bad("jitter", self.jitter, "must be a number between 0 and 1")
 
     def delay(self, failures: int, chance: float) -> float:
         """Seconds until the next try.
@@ -57,9 +61,14 @@ class Backoff(Struct, frozen=True, kw_only=True):
         return grown * (1 - self.jitter * chance)
 
 
-def _bad(name: str, value: float, rule: str) -> InvalidOption:
+def _is_number(value: object) -> bool:
+    """Whether it is a plain one: no delay can be added to a Decimal, nor to a timedelta."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _bad(name: str, value: object, rule: str) -> InvalidOption:
     return InvalidOption(
-        f"Backoff({name}={value}) cannot work: {name} {rule}",
+        f"Backoff({name}={safe_repr(value)}) cannot work: {name} {rule}",
         why="the delay between tries grows from these numbers",
         fix="Backoff(base=2, factor=3, cap=3600) waits 2, 6, 18, 54 seconds … up to an hour",
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeGuard, Type
 from uuid import UUID
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from onward.batch import aenqueue_all, enqueue_all
 from onward.codec import Signature
@@ -57,10 +57,15 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_name(self.queue, "queue")
-        check_range("priority", self.priority, -100, 100)
-        check_range("max_attempts", self.max_attempts, 1, MOST_ATTEMPTS)
-        if self.max_losses is not None:
-            check_range("max_losses", self.max_losses, 0, MOST_ATTEMPTS)
+        for name, low, high in (
+            ("priority", -100, 100),
+            ("max_attempts", 1, MOST_ATTEMPTS),
+            ("max_losses", 0, MOST_ATTEMPTS),
+        ):
+            value = getattr(self, name)
+            if value is not None or name != "max_losses":
+                # A plain number from here on, whatever class of numbers it was of.
+                force_setattr(self, name, check_range(name, value, low, high))
         if self.timeout is not None and not self.timeout > 0:
             raise InvalidOption(
                 f"timeout={self.timeout:g} cannot work",
@@ -325,12 +330,24 @@ def check_rules(backoff: object, on_error: Mapping[Any, Any], isolation: object)
         )
 
 
+def _delay(run_after: object) -> float:
+    try:
+        return seconds(run_after, "run_after")
+    except InvalidOption as error:
+        raise InvalidOption(
+            error.what,
+            why="it is how long to wait, at most ten years, or a moment",
+            fix="run_after=timedelta(minutes=5), run_after=300,"
+            " run_after=datetime.now(UTC) + timedelta(hours=1)",
+        ) from None
+
+
 def _due(run_after: timedelta | datetime | float | None) -> dict[str, float | None]:
     """When a call is due, as options: after a delay or at a moment, whichever was said last."""
     if run_after is None:
         return {}
     if not isinstance(run_after, datetime):
-        return {"delay": max(0.0, seconds(run_after, "run_after")), "run_at": None}
+        return {"delay": max(0.0, _delay(run_after)), "run_at": None}
     if run_after.utcoffset() is None:
         raise InvalidOption(
             f"run_after={safe_repr(run_after)} has no time zone",

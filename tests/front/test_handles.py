@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import uuid
@@ -236,6 +237,35 @@ def test_a_wait_that_is_too_short_says_what_the_job_is_doing(
     assert "it is queued" in late.value.what
     assert f"onward status --database {app.database.shown_url};" in late.value.fix
     assert 0.2 <= time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize("timeout", [timedelta(seconds=0.01), 0, -1, 0.01])
+def test_a_wait_takes_any_duration(
+    app: Onward, send: SyncTask[..., int], timeout: timedelta | float
+) -> None:
+    job = send.enqueue()
+    with pytest.raises(WaitTimeout, match=r"within (0\.01|0|-1) s: it is queued"):
+        job.wait(timeout)
+
+    async def on_loop() -> None:
+        try:
+            await job.await_result(timeout)
+        finally:
+            await app.database.close_loop()
+
+    with pytest.raises(WaitTimeout):
+        asyncio.run(on_loop())
+
+
+@pytest.mark.parametrize("timeout", ["5", math.nan, True, [1]])
+def test_a_wait_for_no_duration_is_refused_at_the_call(
+    app: Onward, send: SyncTask[..., int], timeout: Any
+) -> None:
+    job = send.enqueue()
+    with pytest.raises(InvalidOption, match="timeout="):
+        job.wait(timeout)
+    with pytest.raises(InvalidOption, match="timeout="):
+        asyncio.run(job.await_result(timeout))
 
 
 def test_a_wait_for_a_job_that_runs_says_so(app: Onward, send: SyncTask[..., int]) -> None:

@@ -12,6 +12,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from onward import BURY, Backoff, InvalidOption, Onward, Settings
+from onward.ids import new_id
+from onward.running import Current
+from onward.store import store
 from onward.task import SyncTask
 from onward.text import safe_repr
 from tests.support import by_hand
@@ -321,6 +324,49 @@ def test_a_naive_moment_is_refused_whatever_the_machines_zone(
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+class Text(str):
+    """A text of a class of its own, as libraries make them."""
+
+
+class Number(int):
+    """A number of a class of its own."""
+
+
+@pytest.mark.parametrize("how", ["enqueue", "enqueue_many", "follow-up"])
+def test_values_of_classes_of_their_own_are_plain_ones_from_the_call_on(
+    app: Onward, send: SyncTask[..., int], how: str
+) -> None:
+    id = new_id()
+    task = send.using(
+        id=Text(id),
+        queue=Text("mail"),
+        priority=Number(3),
+        max_attempts=Number(4),
+        max_losses=Number(1),
+        timeout=Number(9),
+    )
+    match how:
+        case "enqueue":
+            task.enqueue()
+        case "enqueue_many":
+            app.enqueue_many([task.call(), send.call()])
+        case _:
+            me = Current(by_hand.claim(app, send.enqueue().id), app)
+            me.enqueue(task.call())
+            app.database.run(store.enqueue, me.follow_ups)
+    job = app.database.read(store.get, app.get(Text(id)).id)
+    assert (job.queue, job.priority, job.max_attempts, job.max_losses) == ("mail", 3, 4, 1)
+
+
+@pytest.mark.parametrize("run_after", [date(2030, 1, 1), "tomorrow"])
+def test_who_is_refused_a_due_time_is_shown_a_moment_too(
+    send: SyncTask[..., int], run_after: Any
+) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        send.using(run_after=run_after)
+    assert "datetime.now(UTC)" in str(refused.value)
 
 
 @pytest.mark.parametrize("run_after", [0, -5, timedelta(days=-1), datetime(1900, 1, 1, tzinfo=UTC)])

@@ -7,6 +7,8 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+from datetime import timedelta
+from decimal import Decimal
 from types import ModuleType
 from typing import Any, get_args
 
@@ -427,24 +429,29 @@ def test_one_more_failure_never_shortens_the_delay(
     assert backoff.delay(failures + 1, chance) >= backoff.delay(failures, chance) * (1 - 1e-12)
 
 
+NO_NUMBERS = ("2", Decimal("0.5"), timedelta(seconds=5), True, [1])
+"""A Decimal passes every comparison, and no delay can be added to it."""
+
 RULES = {
-    "base": "must be more than 0 seconds",
-    "factor": "must be at least 1",
-    "cap": "must be more than 0 seconds, or None",
-    "jitter": "must be between 0 and 1",
+    "base": "must be a number of seconds, more than 0",
+    "factor": "must be a number, at least 1",
+    "cap": "must be a number of seconds, more than 0, or None",
+    "jitter": "must be a number between 0 and 1",
 }
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("base", bad) for bad in (0, -1, math.nan, math.inf, -math.inf)],
-        *[("factor", bad) for bad in (0, 0.99, -2, math.nan, math.inf)],
-        *[("cap", bad) for bad in (0, -3600, math.nan)],
-        *[("jitter", bad) for bad in (-0.1, 1.1, math.nan, math.inf)],
+        *[("base", bad) for bad in (0, -1, math.nan, math.inf, -math.inf, *NO_NUMBERS)],
+        *[("factor", bad) for bad in (0, 0.99, -2, math.nan, math.inf, *NO_NUMBERS)],
+        *[("cap", bad) for bad in (0, -3600, math.nan, *NO_NUMBERS)],
+        *[("jitter", bad) for bad in (-0.1, 1.1, math.nan, math.inf, *NO_NUMBERS)],
     ],
 )
-def test_a_backoff_that_cannot_work_is_refused_where_it_is_written(name: str, value: float) -> None:
+def test_a_backoff_that_cannot_work_is_refused_where_it_is_written(
+    name: str, value: object
+) -> None:
     """The error names the number, so that it is found at the task and not in a worker's log at
     night.
     """
@@ -452,7 +459,7 @@ def test_a_backoff_that_cannot_work_is_refused_where_it_is_written(name: str, va
     with pytest.raises(InvalidOption) as caught:
         Backoff(**options)
     error = caught.value
-    assert error.what == f"Backoff({name}={value}) cannot work: {name} {RULES[name]}"
+    assert error.what == f"Backoff({name}={value!r}) cannot work: {name} {RULES[name]}"
     assert error.why == "the delay between tries grows from these numbers"
     assert error.fix == (
         "Backoff(base=2, factor=3, cap=3600) waits 2, 6, 18, 54 seconds … up to an hour"

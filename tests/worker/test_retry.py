@@ -214,6 +214,51 @@ def test_a_payload_of_another_job_that_cannot_be_read_is_an_ordinary_failure(app
     assert "PayloadUnreadable" in last_error(job).type
 
 
+class Incomparable(type):
+    """Makes classes that cannot be put into a dictionary."""
+
+    def __eq__(cls, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OddError(Exception, metaclass=Incomparable):
+    """An error of such a class."""
+
+
+class Unsayable:
+    """A reason that will not be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_error_of_any_class_is_told_as_it_is(app: Onward) -> None:
+    """Whatever its metaclass thinks of comparing; a rule for its base holds."""
+
+    @app.task(max_attempts=1, on_error={ValueError: BURY})
+    def fail() -> None:
+        raise OddError("it broke")
+
+    with app.worker():
+        job = fail.enqueue()
+        wait_for(job, "dead")
+    assert last_error(job).message == "it broke"
+    assert last_error(job).type.endswith("OddError")
+
+
+def test_a_reason_that_cannot_be_read_does_not_undo_a_discard(app: Onward) -> None:
+    @app.task
+    def drop() -> None:
+        raise Discard(Unsayable())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    with app.worker():
+        job = drop.enqueue()
+        wait_for(job, "cancelled")
+    assert "Unsayable" in (job.reason or "")
+
+
 def test_a_rule_for_every_base_exception(app: Onward) -> None:
     """`BaseException: BURY` holds for `SystemExit` too."""
 

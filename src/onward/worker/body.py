@@ -20,7 +20,7 @@ from onward.policy import Backoff, Discarded, Outcome, Raised, Rejected, Returne
 from onward.running import Current, set_current
 from onward.signals import Cancelled, Discard, Retry, Snooze, Verdict
 from onward.task import Task
-from onward.text import clean_text, type_name
+from onward.text import clean_text, mro_of, safe_repr, type_name
 
 FORKED = 70
 """The exit status of a process that a body has forked, and that came out of the body."""
@@ -112,7 +112,7 @@ def _outcome_of(task: Task[Any, Any], error: BaseException, current: Current) ->
         case Snooze(delay=delay):
             return Snoozed(delay)
         case Discard(why=why):
-            return Discarded(clean_text(str(why), MOST_REASON))
+            return Discarded(_said(why))
         case Cancelled() | asyncio.CancelledError() if current.cancel_requested:
             return Stopped()
         case _:
@@ -121,8 +121,15 @@ def _outcome_of(task: Task[Any, Any], error: BaseException, current: Current) ->
 
 def _by_rule(task: Task[Any, Any], error: BaseException, current: Current) -> Outcome:
     """What the task says about this kind of exception; the nearest class in its ancestry counts."""
+    # By identity: a class may not be hashable, if its metaclass says so.
     rule = next(
-        (task.on_error[kind] for kind in type(error).__mro__ if kind in task.on_error), None
+        (
+            rule
+            for ancestor in mro_of(type(error))
+            for kind, rule in task.on_error.items()
+            if kind is ancestor
+        ),
+        None,
     )
     text = error_text(error)
     match rule:
@@ -135,6 +142,14 @@ def _by_rule(task: Task[Any, Any], error: BaseException, current: Current) -> Ou
             return Raised(text, backoff=rule)
         case _:
             return Raised(text)
+
+
+def _said(why: object) -> str:
+    """What somebody gave as a reason: mostly a text."""
+    try:
+        return clean_text(str(why), MOST_REASON)
+    except Exception:
+        return safe_repr(why)
 
 
 def error_text(error: BaseException) -> str:
