@@ -7,10 +7,11 @@ is there. All others have ids that nobody has seen yet, so the first try is a pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -20,13 +21,14 @@ from onward.errors import (
     IdConflict,
     PayloadUnreadable,
 )
-from onward.foreign import ENCODER
+from onward.foreign import ENCODER, fields_of, is_pydantic
 from onward.handle import Handle
 from onward.job import NewJob
 from onward.store import connections, portions, store
 from onward.store.database import Again, Duplicate, Unknown
 from onward.store.statements import Op
 from onward.store.store import Record
+from onward.text import kind_of, mro_of, type_name
 
 if TYPE_CHECKING:
     from onward.app import Onward
@@ -172,16 +174,39 @@ class _Part:
 def _same_arguments(signature: Signature, one: str, other: str) -> bool:
     """Whether two texts are the same arguments, in whatever order a set or a mapping stands."""
     try:
-        return _sorted(signature, one) == _sorted(signature, other)
+        return _sorted(signature.decode_arguments(one)) == _sorted(
+            signature.decode_arguments(other)
+        )
     except PayloadUnreadable:
         return False
 
 
-def _sorted(signature: Signature, text: str) -> bytes:
-    return _DETERMINISTIC.encode(signature.decode_arguments(text))
+def _sorted(value: Any) -> bytes:
+    """A text of the value, to be compared, in which sets and mappings are sorted: by their items'
+    texts, since enums or None cannot be.
+    """
+    kind = kind_of(value)
+    if is_pydantic(kind):  # It has a form of its own.
+        parts = [_sorted(msgspec.json.decode(ENCODER.encode(value)))]
+    elif kind in (list, tuple):
+        parts = [_sorted(item) for item in value]
+    elif kind in (set, frozenset):
+        parts = sorted(map(_sorted, value))
+    else:
+        entries = _entries(value)
+        if entries is None:
+            return ENCODER.encode(value)
+        parts = sorted(_sorted(key) + b":" + _sorted(part) for key, part in entries)
+    return b"%s(%s)" % (type_name(kind).encode(), b",".join(parts))
 
 
-_DETERMINISTIC = msgspec.json.Encoder(enc_hook=ENCODER.enc_hook, order="deterministic")
+def _entries(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What a mapping holds, or the fields of an object; None: it is neither."""
+    bases = mro_of(kind_of(value))
+    if dict in bases:
+        return cast(Iterable[tuple[Any, Any]], value.items())
+    fields = None if Enum in bases else fields_of(value)
+    return fields and [each for each in fields if each[1] is not msgspec.UNSET]
 
 
 def _records(ids: Set[str]) -> Op[dict[str, Record]]:

@@ -11,14 +11,17 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from onward import Onward, batch, ids
 from onward.errors import IdConflict
 from onward.ids import new_id
-from onward.store import store
+from onward.store import portions, store
 from onward.store.database import Again
 from onward.store.statements import Op
 from onward.task import SyncTask
@@ -168,7 +171,7 @@ def test_a_call_that_is_twice_among_very_many_is_refused_and_nothing_is_written(
 ) -> None:
     """So many take several statements of one transaction."""
     call = send.call(1)
-    calls = [call, *(send.call(number) for number in range(batch.MOST_ROWS)), call]
+    calls = [call, *(send.call(number) for number in range(portions.MOST_ROWS)), call]
     with pytest.raises(IdConflict, match="enqueued already"):
         app.enqueue_many(calls)
     assert total(app) == 0
@@ -266,6 +269,72 @@ def test_the_order_of_a_set_or_a_mapping_makes_no_other_call(app: Onward) -> Non
         )
         assert done.returncode == 0, done.stderr
     assert total(app) == 1
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Wall:
+    colours: frozenset[Colour]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "texts"),
+    [
+        (set[Colour], {Colour.RED, Colour.BLUE}, ['["red","blue"]', '["blue","red"]']),
+        (set[int | None], {1, None}, ["[1,null]", "[null,1]"]),
+        (set[int | str], {1, "1"}, ['[1,"1"]', '["1",1]']),
+        (
+            frozenset[frozenset[int]],
+            frozenset({frozenset({1, 2}), frozenset({3})}),
+            ["[[1,2],[3]]", "[[3],[2,1]]", "[[3],[1,2]]"],
+        ),
+        (
+            dict[str, list[Wall]],
+            {"a": [Wall(frozenset(Colour))], "b": []},
+            [
+                '{"a":[{"colours":["red","blue"]}],"b":[]}',
+                '{"b":[],"a":[{"colours":["blue","red"]}]}',
+            ],
+        ),
+    ],
+    ids=["enums", "None", "kinds", "sets", "fields"],
+)
+def test_a_set_of_whatever_cannot_be_sorted_makes_no_other_call_either(
+    app: Onward, kind: Any, value: Any, texts: list[str]
+) -> None:
+    def paint(what: Any) -> None: ...
+
+    paint.__annotations__["what"] = kind
+    task = app.task(name="shop.paint")(paint)
+    for text in texts:
+        job = replace(task.call(value).job, args=f'{{"what":{text}}}')
+        app.database.run(store.enqueue, [job])
+        assert task.using(id=job.id).enqueue(value).id == job.id
+        with pytest.raises(IdConflict):
+            task.using(id=job.id).enqueue(type(value)())
+    assert total(app) == len(texts)
+
+
+def test_a_follow_up_that_is_there_may_stand_in_another_order(
+    app: Onward, send: SyncTask[..., int]
+) -> None:
+    """As when it is enqueued from outside a job."""
+    parent, child = send.enqueue(), send.using(id=uuid.uuid4())
+    there = child.enqueue({"a": 1, "b": 2})
+    again = child.call({"b": 2, "a": 1}).job
+    change = by_hand.claim(app, parent.id).move(
+        by_hand.Event.SUCCEED,
+        ended=by_hand.AttemptState.SUCCEEDED,
+        result="null",
+        follow_ups=(again,),
+    )
+    assert app.database.run(store.apply, [change]) == {parent.id}
+    assert child.enqueue({"b": 2, "a": 1}) == there
+    assert total(app) == 2
 
 
 def test_equal_numbers_of_other_types_are_other_arguments(

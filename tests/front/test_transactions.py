@@ -37,11 +37,10 @@ from onward import (
     OnwardError,
     Settings,
     WaitRefused,
-    batch,
 )
 from onward.errors import DatabaseUnavailable, DriverConflict, IdConflict, SchemaMissing
+from onward.store import portions, store, two_libraries
 from onward.store import sqlite as sqlite_adapter
-from onward.store import store, two_libraries
 from onward.store.connections import in_transaction
 from onward.store.database import Again
 from onward.store.statements import Op
@@ -235,14 +234,14 @@ def test_transactions_follow_each_other_on_one_connection(shop: Shop) -> None:
     ("jobs", "most_rows"),
     [
         pytest.param(550, 500, id="scaled"),
-        pytest.param(5_500, batch.MOST_ROWS, id="as written", marks=pytest.mark.soak),
+        pytest.param(5_500, portions.MOST_ROWS, id="as written", marks=pytest.mark.soak),
     ],
 )
 def test_many_jobs_in_one_transaction_are_all_or_nothing(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, jobs: int, most_rows: int
 ) -> None:
     """More than one statement takes."""
-    monkeypatch.setattr(batch, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(portions, "MOST_ROWS", most_rows)
 
     async def scene(caller: Caller) -> None:
         task = shop.send.using(connection=caller.connection)

@@ -18,12 +18,13 @@ import pytest
 
 from onward.errors import DatabaseError, DatabaseUnavailable, JobNotFound
 from onward.job import Change, Job, NewJob
-from onward.store import coalesce, store
-from onward.store.coalesce import AsyncCoalescer, Coalescer
+from onward.store import coalesce, portions, store
+from onward.store.coalesce import AsyncCoalescer, Coalescer, Entry
 from onward.store.database import Database, Duplicate, Refused
 from onward.store.sqlite import SqliteDatabase
 from onward.store.sqlite_writer import MOST_PER_COMMIT, Work
 from onward.store.statements import Op, Statement
+from onward.store.store import Wake
 from tests.store.builders import (
     DATABASE_ERRORS,
     claim,
@@ -36,6 +37,20 @@ from tests.store.builders import (
 )
 
 # --- the coalescers by themselves -----------------------------------------------------------------
+
+
+class Row(int):
+    """A number that is to be written, and the text that goes with it."""
+
+    args: str = ""
+
+
+def rows(*numbers: int, text: int = 0) -> list[Row]:
+    """Some of them, each with so much text."""
+    made = [Row(number) for number in numbers]
+    for row in made:
+        row.args = "x" * text
+    return made
 
 
 class Writer:
@@ -64,14 +79,14 @@ class Writer:
         return sorted(item for batch in self.batches for item in batch)
 
 
-def gathered(writer: Writer, items: Sequence[Sequence[int]]) -> list[BaseException | None]:
+def gathered(writer: Writer, items: Sequence[Sequence[Row]]) -> list[BaseException | None]:
     """Write each in a thread of its own, all of them while one write is under way; returns their
     errors.
     """
-    coalescer: Coalescer[int] = Coalescer(writer)
+    coalescer: Coalescer[Row] = Coalescer(writer)
     writer.gate.clear()
     with ThreadPoolExecutor(len(items) + 1) as pool:
-        first = pool.submit(coalescer.write, [0])
+        first = pool.submit(coalescer.write, rows(0))
         assert writer.entered.wait(5)
         rest = [pool.submit(coalescer.write, one) for one in items]
         end = time.monotonic() + 5
@@ -82,22 +97,22 @@ def gathered(writer: Writer, items: Sequence[Sequence[int]]) -> list[BaseExcepti
         return [one.exception(10) for one in rest]
 
 
-async def agathered(writer: Writer, items: Sequence[Sequence[int]]) -> list[BaseException | None]:
+async def agathered(writer: Writer, items: Sequence[Sequence[Row]]) -> list[BaseException | None]:
     """The same on a loop."""
 
-    async def write(rows: Sequence[int]) -> None:
+    async def write(items: Sequence[int]) -> None:
         await asyncio.sleep(0)
-        writer(rows)
+        writer(items)
 
-    coalescer: AsyncCoalescer[int] = AsyncCoalescer(write)
-    first = asyncio.create_task(coalescer.write([0]))
+    coalescer: AsyncCoalescer[Row] = AsyncCoalescer(write)
+    first = asyncio.create_task(coalescer.write(rows(0)))
     await asyncio.sleep(0)
     rest = await asyncio.gather(*map(coalescer.write, items), return_exceptions=True)
     await first
     return rest
 
 
-Gather = Callable[[Writer, Sequence[Sequence[int]]], list[BaseException | None]]
+Gather = Callable[[Writer, Sequence[Sequence[Row]]], list[BaseException | None]]
 
 
 @pytest.fixture(params=["threads", "loop"])
@@ -112,7 +127,7 @@ def test_what_is_asked_during_a_write_shares_the_next(gather: Gather) -> None:
     others.
     """
     writer = Writer()
-    assert gather(writer, [[n] for n in range(1, 21)]) == [None] * 20
+    assert gather(writer, [rows(n) for n in range(1, 21)]) == [None] * 20
     assert [len(batch) for batch in writer.batches] == [1, 20]
     assert writer.written == list(range(21))
 
@@ -126,7 +141,7 @@ def test_a_bad_row_is_refused_to_its_caller_and_to_nobody_else(
     written.
     """
     writer = Writer()
-    errors = gather(writer, [[value if n in bad else n + 1] for n in range(20)])
+    errors = gather(writer, [rows(value if n in bad else n + 1) for n in range(20)])
     assert {n for n, error in enumerate(errors) if error is not None} == bad
     kind = Refused if value == -1 else ValueError
     assert all(isinstance(error, kind) for error in errors if error is not None)
@@ -136,7 +151,7 @@ def test_a_bad_row_is_refused_to_its_caller_and_to_nobody_else(
 def test_the_rows_of_one_caller_are_one_write(gather: Gather) -> None:
     """All of what one call brings is written, or none: it is never cut in two."""
     writer = Writer()
-    errors = gather(writer, [[1, 2, 3], [4, -1, 5], [6, 7]])
+    errors = gather(writer, [rows(1, 2, 3), rows(4, -1, 5), rows(6, 7)])
     assert [error is None for error in errors] == [True, False, True]
     assert writer.written == [0, 1, 2, 3, 6, 7]
 
@@ -147,7 +162,7 @@ def test_callers_behind_more_rows_than_one_write_takes_are_served(gather: Gather
     """
     writer = Writer()
     most = coalesce.MOST_PER_WRITE
-    items = [list(range(1, most)) for _ in range(6)] + [[1], [2]]
+    items = [rows(*range(1, most)) for _ in range(6)] + [rows(1), rows(2)]
     assert gather(writer, items) == [None] * 8
     assert len(writer.written) == 6 * (most - 1) + 3
     assert max(len(batch) for batch in writer.batches) <= most
@@ -158,10 +173,10 @@ def test_whoever_gets_the_lock_first_writes_until_its_own_rows_are_written() -> 
     all that fits.
     """
     writer = Writer()
-    coalescer: Coalescer[int] = Coalescer(writer)
+    coalescer: Coalescer[Row] = Coalescer(writer)
     before: Future[None] = Future()
-    coalescer._waiting.append((list(range(coalesce.MOST_PER_WRITE)), before))
-    coalescer.write([1])
+    coalescer._waiting.append(Entry(rows(*range(coalesce.MOST_PER_WRITE)), 0, before))
+    coalescer.write(rows(1))
     assert before.done()
     assert writer.batches[1:] == [[1]]
 
@@ -169,9 +184,22 @@ def test_whoever_gets_the_lock_first_writes_until_its_own_rows_are_written() -> 
 def test_a_call_with_more_rows_than_one_write_takes_is_written_whole(gather: Gather) -> None:
     """The bound is for sharing; a single large call stays one write."""
     writer = Writer()
-    items = [list(range(coalesce.MOST_PER_WRITE * 3))]
+    items = [rows(*range(coalesce.MOST_PER_WRITE * 3))]
     assert gather(writer, items) == [None]
     assert len(writer.batches) == 2
+
+
+def test_a_write_ends_at_so_much_text_too(gather: Gather, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers whose rows are large share writes of a bounded size; one may be larger by itself."""
+    monkeypatch.setattr(portions, "MOST_TEXT", 100)
+    writer = Writer()
+    sizes = dict(enumerate([0, 40, 40, 40, 300, 10, 100, 60, 40, 1]))
+    items = [rows(number, text=size) for number, size in sizes.items() if number]
+    assert gather(writer, items) == [None] * 9
+    assert writer.written == list(sizes)
+    wrote = [[sizes[number] for number in batch] for batch in writer.batches]
+    assert all(sum(each) <= 100 or len(each) == 1 for each in wrote)
+    assert max(map(len, wrote)) > 1
 
 
 def test_a_database_that_is_away_is_told_to_everyone_at_once(gather: Gather) -> None:
@@ -184,7 +212,7 @@ def test_a_database_that_is_away_is_told_to_everyone_at_once(gather: Gather) -> 
             raise DatabaseUnavailable("gone")
 
     counted = CountedCalls(away)
-    errors = gather(counted, [[n] for n in range(1, 11)])
+    errors = gather(counted, [rows(n) for n in range(1, 11)])
     assert [type(error) for error in errors] == [DatabaseUnavailable] * 10
     assert counted.calls == 2
 
@@ -209,12 +237,12 @@ def test_whoever_was_interrupted_leaves_nobody_waiting() -> None:
     nothing is known.
     """
     writer = Writer()
-    coalescer: Coalescer[int] = Coalescer(writer)
+    coalescer: Coalescer[Row] = Coalescer(writer)
     writer.gate.clear()
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(coalescer.write, [0])
+        first = pool.submit(coalescer.write, rows(0))
         assert writer.entered.wait(5)
-        rest = [pool.submit(coalescer.write, [n]) for n in (1, 2, 3)]
+        rest = [pool.submit(coalescer.write, rows(n)) for n in (1, 2, 3)]
         while len(coalescer._waiting) < 3:
             time.sleep(0.001)
         interrupted: list[int] = []
@@ -231,14 +259,14 @@ def test_whoever_was_interrupted_leaves_nobody_waiting() -> None:
         errors = [one.exception(5) for one in rest]
     kinds = sorted(type(error).__name__ for error in errors)
     assert kinds == ["DatabaseUnavailable", "DatabaseUnavailable", "KeyboardInterrupt"]
-    coalescer.write([9])
+    coalescer.write(rows(9))
     assert 9 in writer.written
 
 
 def test_whoever_was_interrupted_in_half_a_batch_leaves_nobody_waiting_for_the_other() -> None:
     """A bad row has the batch cut in two, and the Ctrl-C comes before the second half."""
     writer = Writer()
-    coalescer: Coalescer[int] = Coalescer(writer)
+    coalescer: Coalescer[Row] = Coalescer(writer)
     writer.gate.clear()
     sizes: list[int] = []
 
@@ -247,9 +275,9 @@ def test_whoever_was_interrupted_in_half_a_batch_leaves_nobody_waiting_for_the_o
         raise Refused("one of them") if len(items) == 4 else KeyboardInterrupt
 
     with ThreadPoolExecutor(5) as pool:
-        first = pool.submit(coalescer.write, [0])
+        first = pool.submit(coalescer.write, rows(0))
         assert writer.entered.wait(5)
-        rest = [pool.submit(coalescer.write, [n]) for n in (1, 2, 3, 4)]
+        rest = [pool.submit(coalescer.write, rows(n)) for n in (1, 2, 3, 4)]
         while len(coalescer._waiting) < 4:
             time.sleep(0.001)
         coalescer._write = interrupt_a_half
@@ -261,7 +289,7 @@ def test_whoever_was_interrupted_in_half_a_batch_leaves_nobody_waiting_for_the_o
         ["DatabaseUnavailable"] * 3 + ["KeyboardInterrupt"]
     )
     coalescer._write = writer
-    coalescer.write([9])
+    coalescer.write(rows(9))
     assert writer.written == [0, 9]
 
 
@@ -274,27 +302,27 @@ def test_a_write_that_is_cancelled_leaves_no_task_waiting(where: str) -> None:
     async def main() -> list[Any]:
         stuck, hold = asyncio.Event(), asyncio.Event()
 
-        async def write(rows: Sequence[int]) -> None:
+        async def write(items: Sequence[int]) -> None:
             await asyncio.sleep(0)
-            if where == "in half a batch" and len(rows) == 4:
+            if where == "in half a batch" and len(items) == 4:
                 raise Refused("one of them")
-            if list(rows) not in ([0], [7]):
+            if list(items) not in ([0], [7]):
                 stuck.set()
                 await hold.wait()
 
-        coalescer: AsyncCoalescer[int] = AsyncCoalescer(write)
-        first = asyncio.create_task(coalescer.write([0]))
+        coalescer: AsyncCoalescer[Row] = AsyncCoalescer(write)
+        first = asyncio.create_task(coalescer.write(rows(0)))
         await asyncio.sleep(0)
-        rest = [asyncio.create_task(coalescer.write([n])) for n in range(1, 5)]
+        rest = [asyncio.create_task(coalescer.write(rows(n))) for n in range(1, 5)]
         await stuck.wait()
         await first
-        rest += [asyncio.create_task(coalescer.write([n])) for n in (5, 6)]
+        rest += [asyncio.create_task(coalescer.write(rows(n))) for n in (5, 6)]
         rest[0].cancel()
         await asyncio.sleep(0)
         assert coalescer._task is not None
         coalescer._task.cancel()
         errors = await asyncio.gather(*rest, return_exceptions=True)
-        await coalescer.write([7])
+        await coalescer.write(rows(7))
         return errors
 
     errors = asyncio.run(asyncio.wait_for(main(), 10))
@@ -309,12 +337,12 @@ def test_a_caller_that_is_cancelled_disturbs_nobody() -> None:
     writer = Writer()
 
     async def main() -> None:
-        async def write(rows: Sequence[int]) -> None:
+        async def write(items: Sequence[int]) -> None:
             await asyncio.sleep(0.01)
-            writer(rows)
+            writer(items)
 
-        coalescer: AsyncCoalescer[int] = AsyncCoalescer(write)
-        tasks = [asyncio.create_task(coalescer.write([n])) for n in range(6)]
+        coalescer: AsyncCoalescer[Row] = AsyncCoalescer(write)
+        tasks = [asyncio.create_task(coalescer.write(rows(n))) for n in range(6)]
         await asyncio.sleep(0.005)
         tasks[0].cancel()
         tasks[3].cancel()
@@ -322,7 +350,7 @@ def test_a_caller_that_is_cancelled_disturbs_nobody() -> None:
         assert [isinstance(one, asyncio.CancelledError) for one in done] == [
             n in (0, 3) for n in range(6)
         ]
-        await coalescer.write([6])
+        await coalescer.write(rows(6))
 
     asyncio.run(main())
     assert writer.written == list(range(7))
@@ -405,6 +433,43 @@ def test_bad_rows_among_tasks_that_share_a_commit(database: Database) -> None:
         return answers
 
     check_batch(database, calls, expected, asyncio.run(main()))
+
+
+@pytest.mark.parametrize("how", ["threads", "loop"])
+def test_large_jobs_of_many_callers_are_no_single_statement(
+    database: Database, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Each is small enough, and all of them at once are more than a database takes as one text."""
+    monkeypatch.setattr(portions, "MOST_TEXT", 1_000)
+    right = store.enqueue
+    sizes: list[list[int]] = []
+
+    def weighed(jobs: Sequence[NewJob], *args: Any, **kwargs: Any) -> Op[Wake]:
+        sizes.append([len(job.args) for job in jobs])
+        return right(jobs, *args, **kwargs)
+
+    monkeypatch.setattr(store, "enqueue", weighed)
+    calls = [[new_job(args=f'"{"x" * size}"')] for size in [400] * 10 + [900, 1_500] + [10] * 8]
+
+    async def tasks() -> None:
+        with held(database) as release:
+            waiting = [asyncio.create_task(database.aenqueue(call)) for call in calls]
+            await asyncio.sleep(0.1)
+            release()
+            await asyncio.gather(*waiting)
+        await database.aclose()
+
+    if how == "loop":
+        asyncio.run(tasks())
+    else:
+        with held(database) as release, ThreadPoolExecutor(len(calls)) as pool:
+            futures = [pool.submit(database.enqueue, call) for call in calls]
+            time.sleep(0.1)
+            release()
+            for future in futures:
+                future.result(20)
+    assert database.read(store.counts)["queued"] == len(calls)
+    assert all(sum(each) <= 1_000 or len(each) == 1 for each in sizes)
 
 
 def test_many_callers_lose_and_double_nothing(database: Database) -> None:
@@ -650,15 +715,15 @@ def test_a_signal_handler_that_wants_the_database_does_not_wait_for_itself(
 def test_a_handler_in_the_middle_of_a_shared_write_writes_by_itself() -> None:
     """It holds the lock that it would wait for."""
     written: list[list[int]] = []
-    coalescer: Coalescer[int]
+    coalescer: Coalescer[Row]
 
     def write(items: Sequence[int]) -> None:
         written.append(list(items))
         if items == [1]:
-            coalescer.write([2])
+            coalescer.write(rows(2))
 
     coalescer = Coalescer(write)
-    coalescer.write([1])
+    coalescer.write(rows(1))
     assert written == [[1], [2]]
 
 
@@ -673,7 +738,7 @@ def test_what_an_interrupted_caller_wanted_is_not_written_later() -> None:
             go_on.wait(10)
         written.append(list(items))
 
-    coalescer = Coalescer(write)
+    coalescer: Coalescer[Row] = Coalescer(write)
 
     class Interrupting:
         """A lock at which one caller is interrupted while it waits."""
@@ -694,14 +759,14 @@ def test_what_an_interrupted_caller_wanted_is_not_written_later() -> None:
         def __exit__(self, *_: object) -> None: ...
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(coalescer.write, [1])
+        first = pool.submit(coalescer.write, rows(1))
         assert busy.wait(5)
         right = coalescer._lock
         coalescer._lock = Interrupting(right)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
-            coalescer.write([2])
+            coalescer.write(rows(2))
         coalescer._lock = right
         go_on.set()
         first.result(5)
-    coalescer.write([3])
+    coalescer.write(rows(3))
     assert written == [[1], [3]]

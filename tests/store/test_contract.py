@@ -15,7 +15,7 @@ import pytest
 from onward.errors import IdConflict, IllegalTransition, JobNotFound, OnwardError
 from onward.job import Change, Job, NewJob
 from onward.lifecycle import AttemptState, Event, JobState
-from onward.store import store
+from onward.store import portions, store
 from onward.store.database import Database, Duplicate, Refused
 from onward.store.statements import Op, Statement
 from onward.store.store import FIRST_ID, Wake
@@ -728,6 +728,87 @@ def test_follow_ups_are_written_with_the_change_that_took(database: Database) ->
     assert apply(database, succeed(job, follow_ups=children)) == {job.id}
     assert [get(database, child.id).args for child in children] == ['{"n": 1}', "{}"]
     assert database.read(store.counts)["queued"] == 2
+
+
+def texts_written(database: Database, *changes: Change) -> list[list[int]]:
+    """Write these changes; returns how much text of follow-ups each statement carried."""
+    written: list[list[int]] = []
+
+    def noted() -> Op[set[str]]:
+        op, rows = store.apply(changes), None
+        while True:
+            try:
+                statement = next(op) if rows is None else op.send(rows)
+            except StopIteration as end:
+                taken: set[str] = end.value
+                return taken
+            if statement.name == "enqueue_again":
+                jobs = json.loads(statement.params["jobs"])
+                written.append([len(job[4]) for job in jobs])
+            rows = yield statement
+
+    assert database.run(noted) == {change.id for change in changes}
+    return written
+
+
+def test_follow_ups_that_are_too_large_for_one_statement_take_several(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is too large for one fails for ever, and every follow-up was a legal call. They are
+    still one write with what they follow.
+    """
+    monkeypatch.setattr(portions, "MOST_TEXT", 1_000)
+    one, other = running(database), running(database)
+    sizes = [400, 400, 400, 1_500, 10, 10, 800]
+    children = [new_job(args=f'"{"x" * (size - 2)}"') for size in sizes]
+    few, rest = tuple(children[:2]), tuple(children[2:])
+    written = texts_written(database, succeed(one, follow_ups=few), succeed(other, follow_ups=rest))
+    assert written == [[400, 400], [400], [1_500], [10, 10, 800]]
+    assert [len(get(database, child.id).args) for child in children] == sizes
+
+
+def test_a_follow_up_that_is_refused_undoes_those_of_earlier_statements(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several statements are one write all the same."""
+    monkeypatch.setattr(portions, "MOST_ROWS", 2)
+    job, key = running(database), new_id()
+    bad = (
+        [new_job(priority=999)],
+        [new_job(id=key), new_job(), new_job(), new_job(id=key, args="1")],
+    )
+    for last, kind in zip(bad, (Refused, IdConflict), strict=True):
+        with pytest.raises(kind):
+            apply(database, succeed(job, follow_ups=(new_job(), new_job(), new_job(), *last)))
+        assert get(database, job.id) == job
+        assert database.read(store.counts)["queued"] == 0
+    again = new_job(id=key), new_job(), new_job(), new_job(id=key)
+    assert apply(database, succeed(job, follow_ups=again)) == {job.id}
+    assert database.read(store.counts)["queued"] == 3
+
+
+def test_a_follow_up_that_is_there_is_the_same_call_in_any_order_of_its_mappings(
+    database: Database,
+) -> None:
+    """Its caller's id makes it repeatable; that its first enqueue spelt a dict the other way round
+    is no reason to fail the job that repeats it.
+    """
+    first, again = '{"a": {"x": 1, "y": [1, 2]}, "b": 2.0}', '{"b":2.0,"a":{"y":[1,2],"x":1}}'
+    (id_,) = enqueue(database, args=first)
+    one, other = running(database), running(database)
+    repeats = new_job(id=id_, args=again), new_job(id=id_, args=first)
+    assert apply(database, succeed(one, follow_ups=repeats)) == {one.id}
+    assert get(database, id_).args == first
+    for args in (
+        again.replace("2.0", "2"),
+        again.replace("[1,2]", "[2,1]"),
+        again.replace("1,2", "true,2"),
+        again.replace('"b"', '"c"'),
+        "{",
+    ):
+        with pytest.raises(IdConflict):
+            apply(database, succeed(other, follow_ups=(new_job(id=id_, args=args),)))
+        assert get(database, other.id) == other
 
 
 @pytest.mark.parametrize("wrong", STALE)

@@ -17,13 +17,13 @@ import pytest
 
 from onward import Onward
 from onward.app import requeue_change
-from onward.batch import MOST_ROWS
 from onward.errors import DatabaseUnavailable
 from onward.job import NewJob
 from onward.lifecycle import JobState
 from onward.store import postgres as adapter
 from onward.store import postgres_wakeup, store
 from onward.store.database import Database, Duplicate, Refused
+from onward.store.portions import MOST_ROWS
 from onward.store.postgres import PostgresDatabase
 from onward.store.postgres_link import MOST_CONNECTIONS, lives, sever
 from onward.store.statements import Op, Statement

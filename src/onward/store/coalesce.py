@@ -12,14 +12,25 @@ import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from onward.errors import DatabaseError, DatabaseUnavailable
+from onward.store import portions
 from onward.store.database import Refused, halves
+from onward.store.portions import Carrier
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Carrier)
+D = TypeVar("D")
 
 MOST_PER_WRITE = 1_000
+
+
+class Entry(NamedTuple, Generic[T, D]):
+    """What one caller brings: its items, how much text they carry, and where it hears of them."""
+
+    items: Sequence[T]
+    text: int
+    done: D
 
 
 class Coalescer(Generic[T]):
@@ -33,7 +44,7 @@ class Coalescer(Generic[T]):
     def __init__(self, write: Callable[[Sequence[T]], None]) -> None:
         self._write = write
         self._lock = threading.Lock()
-        self._waiting: list[tuple[Sequence[T], Future[None]]] = []
+        self._waiting: list[Entry[T, Future[None]]] = []
         self._by: int | None = None  # The thread that writes.
 
     def write(self, items: Sequence[T]) -> None:
@@ -49,7 +60,7 @@ class Coalescer(Generic[T]):
                 self._by = None
                 self._lock.release()
         done: Future[None] = Future()
-        entry = (items, done)
+        entry = Entry(items, portions.text_of(items), done)
         self._waiting.append(entry)
         try:
             with self._lock, self._writing():
@@ -70,23 +81,23 @@ class Coalescer(Generic[T]):
         finally:
             self._by = None
 
-    def _flush(self, batch: Sequence[tuple[Sequence[T], Future[None]]]) -> None:
+    def _flush(self, batch: Sequence[Entry[T, Future[None]]]) -> None:
         try:
-            self._write([item for items, _ in batch for item in items])
+            self._write([item for entry in batch for item in entry.items])
         except Exception as error:
             if len(batch) > 1 and _may_be_one_row(error):
                 self._bisect(batch)
                 return
-            for _, done in batch:
-                done.set_exception(error)
+            for entry in batch:
+                entry.done.set_exception(error)
         except BaseException:
             _interrupt(batch)
             raise
         else:
-            for _, done in batch:
-                done.set_result(None)
+            for entry in batch:
+                entry.done.set_result(None)
 
-    def _bisect(self, batch: Sequence[tuple[Sequence[T], Future[None]]]) -> None:
+    def _bisect(self, batch: Sequence[Entry[T, Future[None]]]) -> None:
         try:
             for half in halves(batch):
                 self._flush(half)
@@ -104,7 +115,7 @@ class AsyncCoalescer(Generic[T]):
 
     def __init__(self, write: Callable[[Sequence[T]], Awaitable[None]]) -> None:
         self._write = write
-        self._waiting: list[tuple[Sequence[T], asyncio.Future[None]]] = []
+        self._waiting: list[Entry[T, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def write(self, items: Sequence[T]) -> None:
@@ -112,7 +123,7 @@ class AsyncCoalescer(Generic[T]):
         items to be written.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((items, done))
+        self._waiting.append(Entry(items, portions.text_of(items), done))
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         await done
@@ -128,23 +139,23 @@ class AsyncCoalescer(Generic[T]):
         finally:
             self._task = None
 
-    async def _flush(self, batch: Sequence[tuple[Sequence[T], asyncio.Future[None]]]) -> None:
+    async def _flush(self, batch: Sequence[Entry[T, asyncio.Future[None]]]) -> None:
         try:
-            await self._write([item for items, _ in batch for item in items])
+            await self._write([item for entry in batch for item in entry.items])
         except Exception as error:
             if len(batch) > 1 and _may_be_one_row(error):
                 await self._bisect(batch)
                 return
-            for _, done in batch:
-                _settle(done, error)
+            for entry in batch:
+                _settle(entry.done, error)
         except BaseException:
             _interrupt(batch)
             raise
         else:
-            for _, done in batch:
-                _settle(done, None)
+            for entry in batch:
+                _settle(entry.done, None)
 
-    async def _bisect(self, batch: Sequence[tuple[Sequence[T], asyncio.Future[None]]]) -> None:
+    async def _bisect(self, batch: Sequence[Entry[T, asyncio.Future[None]]]) -> None:
         try:
             for half in halves(batch):
                 await self._flush(half)
@@ -169,25 +180,28 @@ def _interrupted() -> DatabaseUnavailable:
 
 
 def _interrupt(
-    batch: Sequence[tuple[Sequence[T], Future[None]]]
-    | Sequence[tuple[Sequence[T], asyncio.Future[None]]],
+    batch: Sequence[Entry[T, Future[None]]] | Sequence[Entry[T, asyncio.Future[None]]],
 ) -> None:
     """Tell everybody who still waits that nobody knows whether it took."""
-    for _, done in batch:
-        if not done.done():
-            done.set_exception(_interrupted())
+    for entry in batch:
+        if not entry.done.done():
+            entry.done.set_exception(_interrupted())
 
 
-W = TypeVar("W")
-
-
-def _take(waiting: list[tuple[Sequence[T], W]]) -> list[tuple[Sequence[T], W]]:
-    """What waits, up to a limit of rows; at least one entry."""
-    batch: list[tuple[Sequence[T], W]] = []
-    rows = 0
-    while waiting and (not batch or rows + len(waiting[0][0]) <= MOST_PER_WRITE):
+def _take(waiting: list[Entry[T, D]]) -> list[Entry[T, D]]:
+    """What waits, up to a limit of rows and one of text; at least one entry."""
+    batch: list[Entry[T, D]] = []
+    rows = text = 0
+    while waiting and (
+        not batch
+        or (
+            rows + len(waiting[0].items) <= MOST_PER_WRITE
+            and text + waiting[0].text <= portions.MOST_TEXT
+        )
+    ):
         batch.append(waiting.pop(0))
-        rows += len(batch[-1][0])
+        rows += len(batch[-1].items)
+        text += batch[-1].text
     return batch
 
 

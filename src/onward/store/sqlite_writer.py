@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from onward.errors import DatabaseError
 from onward.job import NewJob
-from onward.store import store
+from onward.store import portions, store
 from onward.store.sqlite_driver import Connection
 from onward.store.statements import Op, Rows, Statement, sqlite_text
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 MOST_PER_COMMIT = 256
 
 MOST_JOINED = 1_000
-"""How many jobs of different callers are written by one statement."""
+"""How many jobs of different callers are written by one statement; `portions` limits their text."""
 
 
 class Work(NamedTuple):
@@ -159,9 +159,13 @@ class SqliteWriter:
         return answers
 
     def _join(self, connection: Connection, works: list[Work]) -> bool:
-        """Write several enqueues as one; returns whether they are written: not if one is bad."""
+        """Write several enqueues as one; returns whether they are written: not if one is bad,
+        nor if they are too much for one statement.
+        """
         jobs = [job for work in works for job in work.jobs or ()]
         if len(works) < 2 or len(jobs) > MOST_JOINED:
+            return False
+        if portions.text_of(jobs) > portions.MOST_TEXT:
             return False
         answer = self._attempt(connection, lambda: store.enqueue(jobs), among=True)
         return not isinstance(answer, BaseException)

@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 from onward.errors import IdConflict, JobNotFound
 from onward.job import Attempt, Change, Job, NewJob
 from onward.lifecycle import TERMINAL, AttemptState, Event, JobState
+from onward.store import portions
 from onward.store.database import Again
 from onward.store.statements import Op, Statement
 from onward.store.stored import stored_text
@@ -168,6 +169,20 @@ def enqueue_ours(jobs: Sequence[NewJob], *, wake: bool = False) -> Op[Wake]:
 
 def _same_text(job: NewJob, args: str) -> bool:
     return job.args == args
+
+
+def _same_json(job: NewJob, args: str) -> bool:
+    """Whether it is the same JSON, in whatever order its mappings stand. What a signature may know
+    beyond that (a set, an int for a float) is not known here.
+    """
+    try:
+        return job.args == args or _sorted(job.args) == _sorted(args)
+    except (ValueError, RecursionError):  # Stored by a foreign hand.
+        return False
+
+
+def _sorted(text: str) -> bytes:
+    return msgspec.json.encode(msgspec.json.decode(text), order="deterministic")
 
 
 def enqueue_again(
@@ -344,8 +359,9 @@ def apply(changes: Sequence[Change]) -> Op[set[str]]:
     if live:
         taken |= yield from _go_on(live, alone)
     born = [job for change in final if change.id in taken for job in change.follow_ups]
-    if born:  # One may have an id of the caller's, which may be there already.
-        yield from enqueue_again(born)
+    for portion in portions.cut(born) if born else ():
+        # One may have an id of the caller's, which may be there already.
+        yield from enqueue_again(portion, _same_json)
     return taken
 
 
