@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
 
 from onward.batch import aenqueue_all, enqueue_all
@@ -87,8 +87,8 @@ class Onward:
         listen_url: str | None = None,
         sqlite_driver: str = "apsw",
     ) -> None:
-        self.url = url or default_url()
-        self.settings = settings or Settings()
+        self.url = default_url() if url is None or url == "" else url
+        self.settings = _settings(settings)
         self.options: dict[str, Any] = {
             "schema": schema,
             "listen_url": listen_url,
@@ -220,9 +220,17 @@ class Onward:
         """The same as `enqueue_many`, for async code."""
         return await aenqueue_all(self, self._checked(calls))
 
-    def _checked(self, calls: Iterable[Call[Any]]) -> list[Call[Any]]:
+    def _checked(self, calls: object) -> list[Call[Any]]:
         """The calls, all of them of this app; whatever else is given, no coroutine stays open."""
-        given = list(calls)
+        if not isinstance(calls, Iterable):
+            if inspect.iscoroutine(calls):
+                calls.close()
+            raise InvalidArguments(
+                f"app.enqueue_many was given {safe_repr(calls)}, which is no list of calls",
+                why="it writes many calls in one transaction",
+                fix="app.enqueue_many([send.call(1), send.call(2)]), with a task `send`",
+            )
+        given: list[object] = list(cast(Iterable[object], calls))
         try:
             found = [as_call(call, "app.enqueue_many") for call in given]
         except InvalidArguments:
@@ -320,6 +328,9 @@ class Onward:
         It beats from a thread of its own: C code that holds the interpreter for longer than a lease
         loses its jobs to other workers. `onward worker` has no such limit.
 
+        SIGTERM and SIGINT stop it in order, a second one at once. A thread that nothing can stop
+        has been given back by then; it goes on beside the program, and ends with it at the latest.
+
         Args:
             concurrency: how many jobs at once.
             queues: which queues; by default those of the app's tasks.
@@ -338,7 +349,11 @@ class Onward:
         queues: Sequence[str] | None = None,
         until_empty: bool = False,
     ) -> EmbeddedWorker:
-        """A worker in a thread of this process: `with app.worker(): …` runs jobs meanwhile."""
+        """A worker in a thread of this process: `with app.worker(): …` runs jobs meanwhile.
+
+        The end of the block lets running jobs end within the grace of the settings, or of a
+        `stop(grace=…)` in it. The arguments, and what they raise, are those of `run_worker`.
+        """
         from onward.worker.embedded import EmbeddedWorker
 
         return EmbeddedWorker(self, concurrency=concurrency, queues=queues, until_empty=until_empty)
@@ -384,6 +399,18 @@ class Onward:
         if known is None:
             return decode_plain(text, task, noun="result")
         return known.signature.decode_result(text)
+
+
+def _settings(given: object) -> Settings:
+    if given is None:
+        return Settings()
+    if isinstance(given, Settings):
+        return given
+    raise InvalidOption(
+        f"settings={safe_repr(given)} cannot work",
+        why="they are a value of their own, which is checked where it is made",
+        fix="settings=Settings(lease=30, beat=10), with: from onward import Settings",
+    )
 
 
 def _id_of(job: AnyId) -> str:

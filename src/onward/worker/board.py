@@ -19,11 +19,11 @@ from typing import Any
 
 from msgspec import Struct
 
-_HEAD = struct.Struct("<ddBBxxxxxxd")
+_HEAD = struct.Struct("<ddBBBxxxxxd")
 _SLOT = struct.Struct("<dd36sIBxxx")
 _TIME = struct.Struct("<d")
 _EMPTY = bytes(_SLOT.size)
-_BEAT, _TICK, _LOST, _STOPPED, _STILL = 0, 8, 16, 17, 24
+_BEAT, _TICK, _LOST, _STOPPED, _LEAVING, _STILL = 0, 8, 16, 17, 18, 24
 
 FOREVER = 1e300
 
@@ -104,6 +104,10 @@ class Board:
         """How many places are free."""
         return len(self._free)
 
+    def say_leaving(self) -> None:
+        """The worker is about to give up its lease itself: that it has none is no loss."""
+        self._map[_LEAVING] = 1
+
     def say_stopped(self) -> None:
         """The worker has stopped in order: its exit is no accident."""
         self._map[_STOPPED] = 1
@@ -140,6 +144,10 @@ class Board:
     @property
     def lost(self) -> bool:
         return self._map[_LOST] == 1
+
+    @property
+    def leaving(self) -> bool:
+        return self._map[_LEAVING] == 1
 
     @property
     def stopped(self) -> bool:

@@ -15,12 +15,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, cast
 
 from onward.app import Onward
-from onward.config import MOST_CONCURRENCY, check_range
+from onward.config import MOST_CONCURRENCY, check_range, seconds
 from onward.errors import InvalidOption
 from onward.ids import new_id
 from onward.store.store import Registration
@@ -32,7 +33,8 @@ from onward.worker.isolation import Isolation
 from onward.worker.keeper import hold_lock, remove_lock
 from onward.worker.loading import app_options, modules_of, target_of
 from onward.worker.steward import Steward
-from onward.worker.worker import Plan, Worker, doubt_queues, doubt_tasks, queues_of
+from onward.worker.threads import Daemons
+from onward.worker.worker import LAST_WORDS, Plan, Worker, doubt_queues, doubt_tasks, queues_of
 
 
 class EmbeddedWorker:
@@ -68,6 +70,7 @@ class EmbeddedWorker:
         self._started = threading.Event()
         self._error: BaseException | None = None
         self._stopped = False
+        self._told = False
         self.id = ""
 
     # --- as a context manager ---------------------------------------------------------------------
@@ -88,18 +91,28 @@ class EmbeddedWorker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
+        if not self._told or kind is not None:
+            self.stop()
         self.join()
 
-    def stop(self, grace: float | None = None) -> None:
+    def stop(self, grace: timedelta | float | None = None) -> None:
         """Stop in order; a second call stops at once. From any thread.
 
+        The end of the block calls it where nobody has, and waits; an exception that leaves the
+        block is a call too.
+
         Args:
-            grace: how long running jobs may go on, in seconds; by default as the settings say.
+            grace: how long running jobs may go on (timedelta, or seconds); by default as the
+                settings say.
+
+        Raises:
+            InvalidOption: no duration, or a negative one.
         """
+        given = None if grace is None else _grace(grace)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stop, grace)
+                self._loop.call_soon_threadsafe(self._stop, given)
+                self._told = True
 
     def _stop(self, grace: float | None) -> None:
         """On the loop. A worker that is just about to start again as another does not."""
@@ -107,23 +120,42 @@ class EmbeddedWorker:
         if self._worker is not None:
             self._worker.stop(grace)
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended."""
+    def join(self, timeout: timedelta | float | None = None) -> None:
+        """Wait until the thread has ended.
+
+        Args:
+            timeout: how long at most (timedelta, or seconds); None: as long as it takes.
+
+        Raises:
+            InvalidOption: no duration.
+        """
+        limit = None if timeout is None else seconds(timeout, "timeout")
         if self._thread is not None:
-            self._thread.join(timeout)
+            self._thread.join(limit)
         if self._error is not None:
             raise self._error
 
     # --- run --------------------------------------------------------------------------------------
 
     def run(self) -> str:
-        """Run in this thread until stopped by a signal, or until empty; returns why it ended."""
-        return asyncio.run(self._run_on_own_loop())
+        """Run in this thread until stopped by a signal, or until empty; returns why it ended.
+
+        What nothing can stop has been given back and is left behind: a thread goes on until it, or
+        the program, ends, and is waited for neither here nor there.
+        """
+        loop = asyncio.new_event_loop()
+        try:
+            # The runner is not closed: it would wait for the last task, however long that goes on.
+            return asyncio.Runner(loop_factory=lambda: loop).run(self._run_on_own_loop())
+        finally:
+            loop.close()
 
     async def _run_on_own_loop(self) -> str:
+        asyncio.get_running_loop().set_default_executor(Daemons())
         try:
             return await self.arun()
         finally:
+            await _end_the_rest()
             await self._app.database.close_loop()
 
     def _run_in_thread(self) -> None:
@@ -135,7 +167,11 @@ class EmbeddedWorker:
             self._started.set()
 
     async def arun(self) -> str:
-        """The same on the running loop. A worker that was lost starts again as another."""
+        """The same on the running loop. A worker that was lost starts again as another.
+
+        The loop is the caller's, and so is what bodies have left on it: `asyncio.run`, for one,
+        waits for the threads of `asyncio.to_thread`.
+        """
         self._loop = asyncio.get_running_loop()
         doubt_tasks(self._app)
         doubt_queues(self._app, self._queues)
@@ -177,7 +213,7 @@ class EmbeddedWorker:
             self._started.set()
             return await self._worker.run()
         finally:
-            await asyncio.to_thread(steward.stop)
+            await _in_own_thread(steward.stop)
             board.close()
             if lock is not None:
                 remove_lock(lock_path)
@@ -208,6 +244,38 @@ class EmbeddedWorker:
             before[number] = signal.getsignal(number)
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return before
+
+
+async def _end_the_rest() -> None:
+    """Cancel what bodies have left on the loop, and give it a moment to clean up."""
+    loop, me = asyncio.get_running_loop(), asyncio.current_task()
+    rest = {task for task in asyncio.all_tasks(loop) if task is not me}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=LAST_WORDS)
+    await asyncio.wait({loop.create_task(loop.shutdown_asyncgens())}, timeout=LAST_WORDS)
+
+
+async def _in_own_thread(function: Callable[[], None]) -> None:
+    """Bodies may have taken all threads of the loop's executor."""
+    own = Daemons(1)
+    try:
+        await asyncio.get_running_loop().run_in_executor(own, function)
+    finally:
+        own.shutdown()
+
+
+def _grace(value: timedelta | float) -> float:
+    """How long running jobs may go on, in seconds."""
+    grace = seconds(value, "grace")
+    if grace < 0:
+        raise InvalidOption(
+            f"grace={safe_repr(value)} cannot work",
+            why="jobs cannot be given less time than none",
+            fix="grace=0 interrupts them at once",
+        )
+    return grace
 
 
 def _unlimited(queues: Any) -> list[tuple[str, None]]:

@@ -89,7 +89,7 @@ class Heart:
                 continue  # It has ended meanwhile.
             if lives:
                 board.beat(max(began, board.last_beat))
-            elif not board.lost:
+            elif not board.lost and not board.leaving:
                 board.declare_lost()
                 emit(Happened(name="worker.lost", level=logging.ERROR, worker=worker))
         return True

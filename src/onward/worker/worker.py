@@ -43,6 +43,11 @@ LAST_WORDS = 1.0
 CLAIM_SECONDS = 3.0
 """How long the end waits for the answer to a claim."""
 
+CLOSE_SECONDS = 3.0
+"""How long the end waits for processes that were killed: it takes a thread of the loop's executor
+each, and bodies may have taken them all.
+"""
+
 STALE_BACKLOG = 1.0
 """A claimed job that has not begun after so many seconds is given back: its neighbours turned out
 to be long.
@@ -153,7 +158,9 @@ class Worker:
             for stage in stages:
                 stage.cancel()
             await asyncio.gather(*stages, return_exceptions=True)
-            await self.executor.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self.executor.close()
 
     # --- wiring -----------------------------------------------------------------------------------
 
@@ -298,6 +305,7 @@ class Worker:
             await asyncio.wait({self._claiming}, timeout=CLAIM_SECONDS)
         self.executor.release_rest("shutdown")
         written = await self.finisher.flush(self._settings.lease)
+        self._board.say_leaving()
         if await self._quietly(store.stop, self._plan.id, why) and written:
             self._board.say_stopped()
 
