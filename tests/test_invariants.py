@@ -17,7 +17,7 @@ from onward.policy import Returned
 from onward.store.database import Database
 from onward.store.statements import twins
 from onward.store.url import open_database
-from tests.store.builders import Hand, hand
+from tests.store.builders import Hand, hand, loosen
 from tests.support.scene import RAISED, Scene
 
 
@@ -38,6 +38,7 @@ def unguard(dba: Hand) -> None:
         drop_guard(dba, trigger)
     if dba.dialect == "sqlite":
         dba.sql("PRAGMA ignore_check_constraints = ON")
+        loosen(dba)
         return
     found = dba.sql(
         "SELECT conrelid::regclass::text, conname FROM pg_constraint"

@@ -301,7 +301,7 @@ def check_function(function: object) -> None:
         )
 
 
-def check_rules(backoff: object, on_error: Mapping[Any, Any], isolation: object) -> None:
+def check_rules(backoff: object, on_error: object, isolation: object) -> None:
     """Refuse what a task cannot go by when it fails.
 
     Raises:
@@ -313,16 +313,21 @@ def check_rules(backoff: object, on_error: Mapping[Any, Any], isolation: object)
             why="the delays between tries grow by a rule",
             fix="backoff=Backoff(base=2, factor=3, cap=3600)",
         )
-    for kind, rule in on_error.items():
-        if not (inspect.isclass(kind) and issubclass(kind, BaseException)) or not isinstance(
-            rule, (Backoff, Verdict)
-        ):
-            raise InvalidOption(
-                f"on_error={{{safe_repr(kind)}: {safe_repr(rule)}}} cannot work",
-                why="it says for classes of exceptions what they mean for the job",
-                fix="on_error={ValueError: BURY, NotThere: DROP, Busy: Backoff(base=60)}",
-            )
-    if isolation not in {None, "process"}:
+    known = isinstance(on_error, Mapping)
+    rules: Mapping[object, object] = cast(Any, on_error) if known else {}
+    bad = [
+        f"{{{safe_repr(kind)}: {safe_repr(rule)}}}"
+        for kind, rule in rules.items()
+        if not (inspect.isclass(kind) and issubclass(kind, BaseException))
+        or not isinstance(rule, (Backoff, Verdict))
+    ]
+    if bad or not known:
+        raise InvalidOption(
+            f"on_error={bad[0] if bad else safe_repr(on_error)} cannot work",
+            why="it says for classes of exceptions what they mean for the job",
+            fix="on_error={ValueError: BURY, NotThere: DROP, Busy: Backoff(base=60)}",
+        )
+    if isolation is not None and isolation != "process":
         raise InvalidOption(
             f"isolation={safe_repr(isolation)} cannot work",
             why="an attempt runs in the worker's process, or in a process of its own",

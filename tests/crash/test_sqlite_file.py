@@ -276,3 +276,29 @@ def test_a_full_disk_keeps_results_and_recovers(tmp_path: Path, ledger: Ledger) 
         found = history.check(app.database, ledger, history.read(app.database, ledger).jobs)
         assert all(history.outcomes(found, id_) == ["succeeded"] for id_ in ids)
         app.close()
+
+
+# --- a file that goes away ------------------------------------------------------------------------
+
+
+def test_a_worker_whose_file_is_removed_serves_the_next_one(
+    open_app: Open, database_url: str, ledger: Ledger
+) -> None:
+    """It waits while there is none, and says so; it makes none itself, and when somebody else does
+    it runs what is in it. What was in the old one is lost with it.
+    """
+    app = open_app(lease=1.5, beat=0.4, sweep=0.3)
+    path: Path = app.database.path
+    with running(database_url, ledger=ledger) as worker:
+        (id_,) = enqueue(app, [tasks.echo.call("before")])
+        wait_for_state(app, id_, "succeeded", 10)
+        app.close()
+        for file in path.parent.glob(path.name + "*"):
+            file.unlink()
+        wait_until(lambda: f"{app.database.shown_url} is gone" in worker.log(), 20)
+        assert not path.exists()
+        (id_,) = enqueue(app, [tasks.echo.call("after")])
+        wait_for_state(app, id_, "succeeded", 30)
+        assert "Traceback" not in worker.log()
+        assert len(worker.log().splitlines()) < 40, "the log is flooded"
+    assert [line["event"] for line in ledger.read()] == ["start", "end"] * 2

@@ -6,6 +6,7 @@ import enum
 import math
 import time
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from pathlib import Path, PurePosixPath
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -180,7 +181,12 @@ def test_a_task_that_cannot_work_is_refused_where_it_is_declared(
         {"on_error": {"ValueError": BURY}},
         {"on_error": {ValueError: None}},
         {"on_error": {int: BURY}},
+        {"on_error": [ValueError]},
+        {"on_error": ValueError},
+        {"on_error": {ValueError}},
+        {"on_error": "bury"},
         {"isolation": "thread"},
+        {"isolation": ["process"]},
     ],
     ids=str,
 )
@@ -262,6 +268,50 @@ def test_settings_that_cannot_work_are_refused_by_name(settings: dict[str, Any])
     with pytest.raises(InvalidOption, match=name) as refused:
         Settings(**settings)
     assert refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lease": 5}, {}, Settings, 5.0, "lease=5", False], ids=lambda given: repr(given)
+)
+def test_settings_of_another_kind_are_refused_where_the_app_is_made(settings: Any) -> None:
+    with pytest.raises(InvalidOption, match="settings=") as refused:
+        Onward("sqlite:///never-opened.db", settings=settings)
+    assert "settings=Settings(" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("url", "fix"),
+    [
+        (Path("/tmp/x.db"), "Onward('sqlite:////tmp/x.db')"),
+        (Path("x.db"), "Onward('sqlite:///x.db')"),
+        (PurePosixPath("a/50%#.db"), "Onward('sqlite:///a/50%25%23.db')"),
+        (b"sqlite:///x.db", "sqlite:///onward.db"),
+        (b"postgresql://me:s3cret@db/shop", "postgresql://"),
+        (b"", "sqlite:///onward.db"),
+        (5, "sqlite:///onward.db"),
+        (False, "sqlite:///onward.db"),
+        (["sqlite:///x.db"], "sqlite:///onward.db"),
+    ],
+    ids=str,
+)
+def test_a_url_that_is_no_text_is_refused_with_one_that_is(url: Any, fix: str) -> None:
+    with pytest.raises(InvalidOption, match="is no text") as refused:
+        Onward(url)
+    assert fix in refused.value.fix
+    assert "s3cret" not in str(refused.value)
+
+
+def test_without_a_url_the_default_counts(
+    monkeypatch: pytest.MonkeyPatch, idle_app: Onward
+) -> None:
+    """None and an empty text are what is found where nothing was set."""
+    monkeypatch.setenv("ONWARD_URL", "sqlite:///elsewhere.db")
+    for url in (None, ""):
+        assert Onward(url).url == "sqlite:///elsewhere.db"
+    with pytest.raises(InvalidOption, match="is no text"):
+        idle_app.use(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="listen_url is no text"):
+        Onward("postgresql://db/shop", listen_url=Path("/tmp/x"))  # type: ignore[arg-type]
 
 
 def test_a_lease_brings_its_beat_along() -> None:

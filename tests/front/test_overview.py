@@ -5,7 +5,7 @@ from __future__ import annotations
 from onward import Onward
 from onward.overview import Alarm, alarms, look
 from onward.task import SyncTask
-from tests.store.builders import hand, register
+from tests.store.builders import hand, loosen, register
 
 
 def unserved(app: Onward) -> list[Alarm]:
@@ -40,6 +40,8 @@ def test_a_damaged_list_of_a_worker_names_nothing_and_takes_no_look_down(
         spoilt = ["'[\"default\"'", "'{}'", "'[1]'", "x'ff'"]
     for text in spoilt:
         with hand(app.database) as dba:
+            if text.startswith("x"):
+                loosen(dba)
             dba.sql(f"UPDATE onward.worker SET queues = {text}, tasks = {text}")
         seen = look(app.database)
         (line,) = seen.workers

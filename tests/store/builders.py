@@ -250,5 +250,14 @@ def hand(database: Database) -> Iterator[Hand]:
         yield dba
 
 
+def loosen(dba: Hand) -> None:
+    """Have the columns of SQLite's tables take values of any type, as a hand can that knows how."""
+    dba.sql("PRAGMA writable_schema = ON")
+    dba.sql("UPDATE sqlite_schema SET sql = replace(sql, ') STRICT', ')')")
+    ((version,),) = dba.sql("PRAGMA schema_version")
+    dba.sql(f"PRAGMA schema_version = {version + 1}")
+    dba.sql("PRAGMA writable_schema = RESET")
+
+
 DATABASE_ERRORS: tuple[type[Exception], ...] = (apsw.Error, sqlite3.Error, psycopg.Error)
 """What a bare connection raises when the database refuses."""

@@ -18,7 +18,8 @@ KINDS = ["apsw", "sqlite3", "postgres"]
 
 WIPE = f"""
 {turns.WIPE}
-CREATE OR REPLACE FUNCTION onward.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT now()';
+CREATE OR REPLACE FUNCTION onward.clock() RETURNS timestamptz LANGUAGE sql STABLE
+AS 'SELECT statement_timestamp()';
 """
 
 

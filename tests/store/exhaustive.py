@@ -441,10 +441,14 @@ def of_endings(database: Database) -> Iterator[str]:
                 yield f"INSERT of attempt {end} by {event}: {message or 'it was carried out'}"
 
 
+NEVER = {"sqlite": "9e999", "postgres": "CAST('infinity' AS timestamptz)"}
+ALWAYS = {"sqlite": "-9e999", "postgres": "CAST('-infinity' AS timestamptz)"}
+"""Times at the ends of time, in each dialect."""
+
 BIRTH = """
 INSERT INTO onward.job (id, task, queue, priority, state, attempt, run_at, worker, started_at, finished_at, created_at,
     max_attempts, max_losses, failures, losses, budget_from, args)
-VALUES (:id, 't', 'q', 0, :state, :attempt, {now}, :worker, {begun}, {dead}, {now}, 3, 3, :failures, :losses,
+VALUES (:id, 't', 'q', 0, :state, :attempt, {due}, :worker, {begun}, {dead}, {now}, 3, 3, :failures, :losses,
     {budget}, '')
 """
 
@@ -456,6 +460,7 @@ def by_birth(database: Database) -> Iterator[str]:
             begun = state in OWNED or state is JobState.DEAD
             text = BIRTH.format(
                 now=dba.clock,
+                due=dba.clock,
                 begun=dba.clock if begun else "NULL",
                 dead=dba.clock if state is JobState.DEAD else "NULL",
                 budget=1,
@@ -472,14 +477,16 @@ def by_birth(database: Database) -> Iterator[str]:
 
 
 def _old_births(dba: Hand) -> Iterator[str]:
-    """A row cannot be born with what only comes later."""
-    fresh = {"begun": "NULL", "dead": "NULL", "budget": "1"}
+    """A row cannot be born with what only comes later, or never."""
+    fresh = {"due": dba.clock, "begun": "NULL", "dead": "NULL", "budget": "1"}
     later = {
         "an owner": ("queued", {}, new_id()),
         "a start": ("queued", {"begun": dba.clock}, None),
         "an end": ("queued", {"dead": dba.clock}, None),
         "the budget of a second attempt": ("queued", {"budget": "2"}, None),
         "the name of a later state": ("running", {}, None),
+        "no due time that comes": ("queued", {"due": NEVER[dba.dialect]}, None),
+        "no due time that came": ("queued", {"due": ALWAYS[dba.dialect]}, None),
     }
     for what, (state, spelt, worker) in later.items():
         text = BIRTH.format(now=dba.clock, **{**fresh, **spelt})
@@ -510,6 +517,7 @@ def of_workers(database: Database) -> Iterator[str]:
             if done != (named or (live and before is after)):
                 yield f"UPDATE of worker {before} > {after}: {message or 'it was carried out'}"
         yield from _worker_identity(database, dba)
+        yield from _worker_times(database, dba)
 
 
 def _worker_identity(database: Database, dba: Hand) -> Iterator[str]:
@@ -519,6 +527,16 @@ def _worker_identity(database: Database, dba: Hand) -> Iterator[str]:
         done, _ = attempted(dba, (rename, {"id": worker, "new": new_id()}))
         if done:
             yield f"UPDATE of a {state} worker's id: it was carried out"
+
+
+def _worker_times(database: Database, dba: Hand) -> Iterator[str]:
+    worker = worker_in(database, WorkerState.ACTIVE)
+    for column in ("lease_until", "beat_at"):
+        for time in (NEVER[dba.dialect], ALWAYS[dba.dialect]):
+            text = f"UPDATE onward.worker SET {column} = {time} WHERE id = :id"
+            done, message = attempted(dba, (text, {"id": worker}))
+            if done or "worker_times" not in message:
+                yield f"{column} = {time}: {message or 'it was carried out'}"
 
 
 def of_history(database: Database) -> Iterator[str]:
@@ -586,6 +604,8 @@ IMPOSSIBLE: dict[str, tuple[JobState, str]] = {
     "no arguments": (JobState.QUEUED, "args = NULL"),
     "no due time": (JobState.QUEUED, "run_at = NULL"),
     "no time to run": (JobState.QUEUED, "timeout = 0"),
+    "a due time that never comes": (JobState.QUEUED, "run_at = {never}"),
+    "a due time that has always been": (JobState.DEAD, "run_at = {always}"),
 }
 
 
@@ -594,7 +614,8 @@ def of_rows(database: Database) -> Iterator[str]:
     jobs = specimens(database)
     with hand(database) as dba:
         for what, (state, columns) in IMPOSSIBLE.items():
-            text = f"UPDATE onward.job SET {columns} WHERE id = :id"
+            values = columns.format(never=NEVER[dba.dialect], always=ALWAYS[dba.dialect])
+            text = f"UPDATE onward.job SET {values} WHERE id = :id"
             done, message = attempted(dba, (text, {"id": jobs[state].id}))
             if done or not (_named if dba.dialect == "postgres" else _readable)(message):
                 yield f"{what}: {message or 'it was carried out'}"

@@ -261,6 +261,8 @@ CONSTRAINTS: list[Guard] = [
         exhaustive.of_rows,
         "OR (new.state = 'dead') <> (new.finished_at IS NOT NULL)",
     ),
+    Guard("job_time", exhaustive.of_rows, "OR NOT isfinite(new.run_at)"),
+    Guard("worker_times", exhaustive.of_workers),
 ]
 
 LINES = {
@@ -273,6 +275,7 @@ LINES = {
         exhaustive.by_birth,
         "AND num_nonnulls(new.worker, new.started_at, new.finished_at) = 0",
     ),
+    "a due time": (exhaustive.by_birth, " AND isfinite(new.run_at)"),
     "the id": (exhaustive.of_history, "new.id <> old.id\n    OR "),
     "spent failures": (exhaustive.of_rows, "OR new.failures > new.max_attempts "),
     "spent losses": (exhaustive.of_rows, "OR new.losses - 1 > new.max_losses "),

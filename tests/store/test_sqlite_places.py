@@ -4,15 +4,17 @@ that it heals.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from onward.store.sqlite_wakeup import SqliteWakeup
 from onward.store.url import open_database
 from tests.store.builders import enqueue, hand, new_job, opened
 from tests.store.forks import without_privileges
+from tests.support.workers import wait_until
 
 # --- URLs -----------------------------------------------------------------------------------------
 
@@ -54,6 +57,51 @@ def test_a_url_that_leads_nowhere_is_refused_with_one_that_does(url: str, words:
     with pytest.raises(InvalidOption, match=words) as caught:
         open_database(url)
     assert "sqlite:///" in caught.value.fix or "full" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("url", "words", "fix"),
+    [
+        ("sqlite:///q.db#x", "behind a #", "%23"),
+        ("sqlite:///q.db#", "behind a #", "%23"),
+        ("sqlite:///q.db?synchronous=normal#x", "behind a #", "%23"),
+        ("sqlite:///q.db?mode=memory", "'mode'", "synchronous"),
+        ("sqlite:///q.db?sync=normal", "'sync'", "did you mean synchronous"),
+        ("sqlite:///q.db?Synchronous=normal", "'Synchronous'", "did you mean synchronous"),
+        ("sqlite:///q.db?normal", "'normal'", "synchronous=normal"),
+        ("sqlite:///q.db?synchronous=full&cache=shared", "'cache'", "synchronous"),
+        ("sqlite:///q.db?=x", "''", "synchronous"),
+        ("sqlite:///q.db?a%1b%5b2J=1", r"'a\\x1b", "synchronous"),
+        ("sqlite:///q.db?synchronous=", "synchronous=", "full"),
+        ("sqlite:///q.db?synchronous=full&synchronous=normal", "more than once", "full"),
+        ("sqlite:///q\n.db", "names no file", "sqlite:////home"),
+        ("sqlite:///q\t.db", "names no file", "sqlite:////home"),
+    ],
+)
+def test_no_part_of_a_url_is_dropped_without_a_word(url: str, words: str, fix: str) -> None:
+    """Whoever wrote it meant something by it: another file, or another durability."""
+    with pytest.raises(InvalidOption, match=words) as caught:
+        open_database(url)
+    assert fix in caught.value.fix
+    assert caught.value.why or "synchronous=" in url
+
+
+def test_no_secret_is_in_the_message_about_a_parameter() -> None:
+    with pytest.raises(InvalidOption) as caught:
+        open_database("sqlite:///q.db?me:s3cret@localhost/jobs")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a b.db", "50%25.db", "50%.db", "what?.db", "c#.db", "ü.db"])
+def test_the_url_that_is_shown_leads_to_the_same_file(tmp_path: Path, name: str) -> None:
+    """An error tells a command to run with it, and a Path is told to be written so."""
+    with pytest.raises(InvalidOption) as caught:
+        open_database(tmp_path / name)  # type: ignore[arg-type]
+    written = ast.literal_eval(caught.value.fix.removeprefix("Onward(").removesuffix(")"))
+    with closing(open_database(written)) as database:
+        assert isinstance(database, SqliteDatabase)
+        assert database.path == tmp_path / name
+        assert database.shown_url == written
 
 
 def test_a_driver_that_does_not_exist_is_refused() -> None:
@@ -219,7 +267,7 @@ SHARES = ["9p", "virtiofs", "vboxsf"]
 def mount(monkeypatch: pytest.MonkeyPatch, place: Path, kind: str) -> None:
     """Have the system say that a place is a mount of this kind."""
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {place} {kind} rw 0 0\n"
-    monkeypatch.setattr(Path, "read_text", lambda self, **_: mounts)
+    monkeypatch.setattr(Path, "read_bytes", lambda _: mounts.encode())
 
 
 @pytest.mark.parametrize("kind", [*NETWORK, *SHARES])
@@ -292,10 +340,7 @@ def test_a_system_that_tells_no_mounts_is_taken_at_its_word(
 ) -> None:
     """Not every system has such a list: then nothing is known against a place."""
 
-    def missing(self: Path, **_: Any) -> str:
-        raise FileNotFoundError(self)
-
-    monkeypatch.setattr(sqlite_place.Path, "read_text", missing)
+    monkeypatch.setattr(sqlite_place, "MOUNTS", tmp_path / "missing")
     sqlite_place.check_place(tmp_path / "onward.db")
     monkeypatch.undo()
     with closing(open_database(f"sqlite:///{tmp_path}/onward.db", sqlite_driver=driver)) as db:
@@ -362,6 +407,227 @@ def test_a_file_with_two_names_is_refused(tmp_path: Path, driver: str) -> None:
         second.unlink()
         enqueue(database)
         assert database.read(store.counts)["queued"] == 2
+
+
+def test_a_file_that_is_mounted_by_itself_is_refused(tmp_path: Path, driver: str) -> None:
+    """As `docker -v q.db:/q.db` does: SQLite would keep a log beside each of the two paths. By the
+    folder that is mounted as a whole it is one file.
+    """
+    outside, inside = tmp_path / "outside", tmp_path / "inside \\ here"
+    outside.mkdir()
+    inside.mkdir()
+    (inside / "onward.db").touch()
+    with closing(open_database(f"sqlite:///{outside}/onward.db", sqlite_driver=driver)) as first:
+        enqueue(first)
+        with (
+            bound(outside / "onward.db", inside / "onward.db"),
+            closing(open_database(f"sqlite:///{inside}/onward.db")) as second,
+        ):
+            with pytest.raises(DatabaseError, match="is mounted by itself") as caught:
+                enqueue(second)
+            assert "sqlite:////jobs/onward.db" in caught.value.fix
+        with (
+            bound(outside, inside),
+            closing(open_database(f"sqlite:///{inside}/onward.db", sqlite_driver=driver)) as second,
+        ):
+            enqueue(second)
+            assert first.read(store.counts)["queued"] == 2
+
+
+@contextmanager
+def bound(source: Path, target: Path) -> Iterator[None]:
+    """What is at one place is at the other too."""
+    mount = ["mount", "--bind", str(source), str(target)]
+    run = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if run.returncode:
+        pytest.skip(f"needs root to mount: {run.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(target)], check=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["on\tward.db", "on ward.db", "on\\ward.db", "on#ward.db", "\udcff.db"]
+)
+def test_a_file_that_is_mounted_is_known_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The list of mounts has some characters as numbers, and bytes that are no text."""
+    path = tmp_path / name
+    path.touch()
+    spelt = str(path)
+    for character in "\\ \t\n#":  # The backslash first: the others are written with it.
+        spelt = spelt.replace(character, f"\\{ord(character):03o}")
+    mounts = tmp_path / "mounts"
+    mounts.write_bytes(
+        b"/dev/sda / ext4 rw 0 0\n/dev/sda " + os.fsencode(spelt) + b" ext4 rw 0 0\n"
+    )
+    monkeypatch.setattr(sqlite_place, "MOUNTS", mounts)
+    with pytest.raises(DatabaseError, match="is mounted by itself"):
+        sqlite_place.check_place(path)
+
+
+def test_a_link_to_a_file_that_is_mounted_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the file that counts, not the link that leads to it."""
+    mounted, link = tmp_path / "mounted.db", tmp_path / "onward.db"
+    mounted.touch()
+    link.symlink_to(mounted)
+    mount(monkeypatch, mounted, "ext4")
+    with pytest.raises(DatabaseError, match=r"onward.db is mounted by itself, as .*/mounted.db"):
+        sqlite_place.check_place(link)
+
+
+# --- a file that goes away under those who use it -------------------------------------------------
+
+
+def remove(path: Path) -> None:
+    for file in path.parent.glob(path.name + "*"):
+        file.unlink()
+
+
+CALLS: dict[str, Callable[[Database], Any]] = {
+    "enqueue": lambda database: database.enqueue([new_job()]),
+    "aenqueue": lambda database: asyncio.run(database.aenqueue([new_job()])),
+    "read": lambda database: database.read(store.counts),
+}
+every_call = pytest.mark.parametrize("use", CALLS.values(), ids=CALLS)
+
+
+def in_use(database: Database) -> Path:
+    """A database with two jobs, whose connections are open."""
+    assert isinstance(database, SqliteDatabase)
+    enqueue(database, 2)
+    database.read(store.counts)
+    return database.path
+
+
+def queued(database: Database) -> int:
+    return database.read(store.counts)["queued"]
+
+
+@pytest.mark.parametrize("way", ["removed", "renamed", "exchanged"])
+@every_call
+def test_a_file_that_is_replaced_is_told_once_and_left(
+    sqlite: Database, tmp_path: Path, way: str, use: Callable[[Database], Any]
+) -> None:
+    """Nobody would see what is written to it. Whoever calls is told, nothing is written, and the
+    next call goes to the file that is there.
+    """
+    path = in_use(sqlite)
+    other = open_database(f"sqlite:///{tmp_path}/other.db")
+    enqueue(other, 5)
+    other.close()
+    if way == "removed":
+        remove(path)
+    elif way == "renamed":
+        path.rename(tmp_path / "old.db")
+        remove(path)
+    else:
+        with hand(sqlite) as dba:
+            dba.sql(
+                "PRAGMA wal_checkpoint(TRUNCATE)"
+            )  # Else its log would be taken for the new one's.
+    (tmp_path / "other.db").rename(path)
+    with pytest.raises(DatabaseUnavailable, match="is another file") as caught:
+        use(sqlite)
+    assert "removed, renamed or replaced" in caught.value.why
+    wait_until(lambda: settled(sqlite))
+    assert queued(sqlite) == 5
+    use(sqlite)
+    enqueue(sqlite)
+    with opened(sqlite) as second:
+        assert queued(second) == queued(sqlite) >= 6
+
+
+def settled(database: Database) -> bool:
+    """Whether the old file has been left."""
+    try:
+        database.read(store.counts)
+    except DatabaseUnavailable:
+        return False
+    return True
+
+
+@every_call
+def test_a_file_that_is_gone_is_not_made_anew_by_who_had_it_open(
+    sqlite: Database, tmp_path: Path, use: Callable[[Database], Any]
+) -> None:
+    """Whoever moves it may be about to put it back, or another in its place. Until then every call
+    says so; back again, it is as it was.
+    """
+    path = in_use(sqlite)
+    path.rename(tmp_path / "old.db")
+    for _ in range(3):
+        with pytest.raises(DatabaseUnavailable, match="is gone") as caught:
+            use(sqlite)
+        assert "onward db init" in caught.value.fix
+        with pytest.raises(DatabaseUnavailable, match="is gone"):
+            sqlite.facts()
+        time.sleep(0.02)
+    assert not path.exists()
+    (tmp_path / "old.db").rename(path)
+    assert queued(sqlite) == 2
+    use(sqlite)
+    assert sqlite.facts()["quick_check"] == "ok"
+
+
+def test_an_app_that_is_closed_takes_the_file_that_is_there(sqlite: Database) -> None:
+    """It had nothing open any more: one that is gone is made as on first use."""
+    path = in_use(sqlite)
+    sqlite.close()
+    remove(path)
+    assert queued(sqlite) == 0
+    sqlite.close()
+    path.rename(path.with_name("old.db"))
+    with opened(sqlite) as other:
+        enqueue(other, 3)
+    assert queued(sqlite) == 3
+
+
+def test_who_waits_for_hints_hears_of_the_file_that_is_there(sqlite: Database) -> None:
+    """A listener may never write: it follows when anybody of its process has noticed."""
+
+    async def main() -> None:
+        wakeup = await sqlite.wakeup()
+        assert not await wakeup.wait(0.01)
+        remove(in_use(sqlite))
+        assert await wakeup.wait(5)
+        with opened(sqlite) as other:
+            enqueue(other)
+            with pytest.raises(DatabaseUnavailable, match="is another file"):
+                sqlite.read(store.counts)
+            assert await wakeup.wait(5)
+            await wakeup.wait(0.01)
+            assert not await wakeup.wait(0.01)
+            enqueue(other)
+            assert await wakeup.wait(5)
+        await wakeup.close()
+
+    asyncio.run(main())
+
+
+def test_many_callers_of_a_file_that_is_replaced_all_go_on(sqlite: Database) -> None:
+    """Each write is told to have failed, or is in the file that is there now."""
+    path = in_use(sqlite)
+    remove(path)
+    with opened(sqlite) as other:
+        enqueue(other)
+
+    def call(_: int) -> int:
+        for tried in range(1_000):
+            with suppress(DatabaseUnavailable):
+                enqueue(sqlite)
+                return tried
+            time.sleep(0.001)
+        raise AssertionError("it never went on")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(40)))
+    assert queued(sqlite) == 41
+    assert not [each for each in threading.enumerate() if each.name == "onward-leave"]
 
 
 # --- permissions ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import onward
 from onward import Discard, Onward, current
 from onward.worker.isolation import frame
 from onward.worker.loading import app_options
-from tests.store.builders import hand
+from tests.store.builders import hand, loosen
 from tests.support import tasks
 from tests.support.ledger import Ledger
 from tests.support.workers import ROOT, TARGET, wait_until
@@ -125,7 +125,7 @@ def test_a_pickle_in_a_row_is_rejected_and_runs_nothing(
     shop: Onward, ledger: Ledger, tmp_path: Path, name: str
 ) -> None:
     """Whoever can write to the database cannot run code: a payload is JSON text, or nothing. SQLite
-    would also keep a BLOB; one is refused even if it holds good JSON.
+    whose tables were loosened would also keep a BLOB; one is refused even if it holds good JSON.
     """
     bomb = Bomb(tmp_path / "made")
     payloads: list[str | bytes] = [pickle.dumps(bomb, protocol=0).decode()]
@@ -135,6 +135,8 @@ def test_a_pickle_in_a_row_is_rejected_and_runs_nothing(
     jobs = [task.using(max_attempts=3).enqueue("x") for _ in payloads]
     neighbour = task.enqueue("fine")
     with hand(shop.database) as dba:
+        if dba.dialect == "sqlite":
+            loosen(dba)
         for job, payload in zip(jobs, payloads, strict=True):
             dba.sql(
                 "UPDATE onward.job SET args = :payload WHERE id = :id", payload=payload, id=job.id

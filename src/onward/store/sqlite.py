@@ -6,7 +6,8 @@ Out: their answers, after the commit (WAL, `synchronous=FULL`).
 Of the operations that share a commit each has a savepoint of its own, so that a bad one fails
 alone. Reads go through a connection of their own. Other processes are noticed by `PRAGMA
 data_version`. Nothing of this crosses a fork: every connection is closed before one, and parent and
-child open their own when they next need them.
+child open their own when they next need them. Nor does it outlive the file's place: once its path
+leads elsewhere, whoever calls is told, and every connection is closed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from onward.job import NewJob
 from onward.store import store
 from onward.store.database import Again, Duplicate, Refused
 from onward.store.migrate import check_version, missing, newest
+from onward.store.options import options_of
 from onward.store.sqlite_driver import BUSY, SAME_KEY, Connection, Driver, kind, meaning, remedy
-from onward.store.sqlite_place import check_mode, check_place
+from onward.store.sqlite_place import FileId, another_file, check_mode, check_place, file_at, url_of
 from onward.store.sqlite_wakeup import SqliteWakeup
 from onward.store.sqlite_writer import SqliteWriter, Work, carry_out
 from onward.store.statements import Op
@@ -65,7 +67,7 @@ class SqliteDatabase:
     def __init__(self, path: Path, driver: Driver, *, synchronous: str = "FULL") -> None:
         self.path = path.expanduser().absolute()
         self.driver = driver
-        self.shown_url = f"sqlite:///{path}"
+        self.shown_url = url_of(path)
         self.clock: Callable[[], float] = time.time
         self._synchronous = synchronous
         self._writer = SqliteWriter(self)
@@ -74,6 +76,8 @@ class SqliteDatabase:
         self._lock = threading.Lock()
         self._wakeups: weakref.WeakSet[SqliteWakeup] = weakref.WeakSet()
         self._asleep: list[SqliteWakeup] = []
+        self._file: FileId | None = None  # Which one is open.
+        self._leaving: threading.Thread | None = None
         _living.add(self)
 
     # --- the port ---------------------------------------------------------------------------------
@@ -93,6 +97,7 @@ class SqliteDatabase:
         raise self._restless()
 
     def read(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_file()
         with self._reading:
             if self._reader is None:
                 self._reader = self.open_ready()
@@ -131,7 +136,7 @@ class SqliteDatabase:
             return _version(connection)
 
     def compact(self) -> bool:
-        with self._reading, self._opened(self.open_ready()) as connection:
+        with self._reading, self._opened(self._ready()) as connection:
             connection.rows("PRAGMA temp_store=FILE")  # The copy may be larger than the memory.
             self._vacuum(connection)
             connection.busy_timeout(LAST_READER_SECONDS)
@@ -139,7 +144,7 @@ class SqliteDatabase:
         return not busy
 
     def facts(self) -> dict[str, Any]:
-        with self._reading, self._opened(self.open_ready()) as connection:
+        with self._reading, self._opened(self._ready()) as connection:
             return {
                 "library": self.driver.library,
                 "sqlite": self.driver.version,
@@ -158,6 +163,7 @@ class SqliteDatabase:
         self._writer.resume()
         with self._reading:
             self._stop_reader()
+        self._file = None
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
@@ -169,6 +175,7 @@ class SqliteDatabase:
 
     def _write(self, make: Callable[[], Op[T]], jobs: Sequence[NewJob] | None = None) -> T:
         """Write in this thread if nobody else writes; else together with the next."""
+        self._check_file()
         answers: list[Any] = []
         if not self._writer.write(Work(make, answers.append, jobs)):
             told = threading.Event()
@@ -184,6 +191,7 @@ class SqliteDatabase:
 
     async def _awrite(self, make: Callable[[], Op[T]], jobs: Sequence[NewJob] | None = None) -> T:
         """A caller that is cancelled leaves its operation to be written."""
+        self._check_file()
         loop = asyncio.get_running_loop()
         told: asyncio.Future[Any] = loop.create_future()
         self._writer.submit(Work(make, partial(_tell, told), jobs, loop))
@@ -215,10 +223,46 @@ class SqliteDatabase:
         if reader is not None:
             reader.close()
 
+    # --- a file that goes away --------------------------------------------------------------------
+
+    def _check_file(self) -> None:
+        """Refuse to use a file to which its path no longer leads: nobody else would see it."""
+        file = self._file
+        if file is None or (there := file_at(self.path)) == file:
+            return
+        # Not here: this may be a loop, or a signal handler in the middle of a write.
+        if self._leaving is None or not self._leaving.is_alive():
+            self._leaving = threading.Thread(target=self._leave, name="onward-leave", daemon=True)
+            self._leaving.start()
+        make = f"onward db init {options_of(self)}"
+        raise another_file(self.shown_url, gone=there is None, make=make)
+
+    def _leave(self) -> None:
+        """Close every connection; only then may the file that is there now be opened, or SQLite
+        would keep shared memory for both under one name. One that is gone is not made anew: whoever
+        has moved it may be about to put another in its place.
+        """
+        self.pause()
+        if file_at(self.path) not in {None, self._file}:
+            self._file = None
+        self.resume()
+
     # --- opening ----------------------------------------------------------------------------------
 
     def open_ready(self, clock: Callable[[], float] | None = None) -> Connection:
-        """A connection to a file that has today's schema: created and migrated on first use."""
+        """A connection to be kept, to a file that has today's schema: created and migrated on first
+        use.
+        """
+        before = file_at(self.path)
+        connection = self._ready(clock)
+        after = file_at(self.path)
+        if before not in {None, after}:  # Replaced meanwhile.
+            connection.close()
+            return self.open_ready(clock)
+        self._file = self._file or after
+        return connection
+
+    def _ready(self, clock: Callable[[], float] | None = None) -> Connection:
         connection = self._open(clock)
         with self._kept(connection):
             if _version(connection) < newest("sqlite"):
@@ -227,6 +271,7 @@ class SqliteDatabase:
         return connection
 
     def _open(self, clock: Callable[[], float] | None = None) -> Connection:
+        self._check_file()
         check_place(self.path)
         try:
             connection = self.driver.open(self.path, clock or self._now)

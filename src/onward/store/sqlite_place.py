@@ -1,17 +1,18 @@
 """Where a SQLite file may lie: a queue needs locks and shared memory for several processes.
 
 It is the file that counts, not the link that leads to it: SQLite follows symbolic links, and keeps
-its `-wal` and `-shm` beside the file. It cannot follow a hard link, so a file with two names would
-have two logs, and each of them is half of the truth.
+its `-wal` and `-shm` beside the file. It cannot follow a hard link, nor a file that is mounted by
+itself: what has two names or paths would have two logs, and each of them is half of the truth.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
+import re
+from pathlib import Path, PurePath
 
-from onward.errors import DatabaseError
+from onward.errors import DatabaseError, DatabaseUnavailable
 
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "davfs", "fuse.davfs"}
@@ -24,6 +25,11 @@ _SHARES = frozenset({"9p", "virtiofs", "fuse.virtiofs", "vboxsf", "fuse.vmhgfs-f
 """What a host shares with a virtual machine. There is no common memory to map, or it is one that
 goes wrong under load: on virtiofs, writers of one machine damage a file within minutes.
 """
+
+
+def url_of(path: PurePath) -> str:
+    """The URL that leads to a file, whatever characters its name has."""
+    return "sqlite:///" + re.sub("[%?#]", lambda found: f"%{ord(found[0]):02X}", str(path))
 
 
 def check_place(path: Path) -> None:
@@ -47,24 +53,32 @@ def _check_place(path: Path) -> None:
             f"the directory {file.parent} does not exist",
             fix="create it, or name a file elsewhere: sqlite:///relative.db, sqlite:////absolute.db",
         )
-    _check_file_system(path, file)
+    _check_mount(path, file)
     if not file.exists():
         with contextlib.suppress(OSError):
             os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     _check_names(path, file)
 
 
-def _check_file_system(path: Path, file: Path) -> None:
-    kind = _file_system(file)
-    if kind not in _NETWORK | _SHARES:
-        return
-    place = "a network file system" if kind in _NETWORK else "a folder shared with a host"
-    raise DatabaseError(
-        f"{path} is on {place} ({kind})" + (f", as {file}" if path.is_symlink() else ""),
-        why="SQLite's locks and shared memory do not work there, so two machines would claim the"
-        " same job, or damage the file",
-        fix='use a local disk, or PostgreSQL for several machines: Onward("postgresql://…")',
-    )
+def _check_mount(path: Path, file: Path) -> None:
+    mount, kind = _mount(file)
+    whole = f", as {file}" if path.is_symlink() else ""
+    if kind in _NETWORK | _SHARES:
+        place = "a network file system" if kind in _NETWORK else "a folder shared with a host"
+        raise DatabaseError(
+            f"{path} is on {place} ({kind})" + whole,
+            why="SQLite's locks and shared memory do not work there, so two machines would claim"
+            " the same job, or damage the file",
+            fix='use a local disk, or PostgreSQL for several machines: Onward("postgresql://…")',
+        )
+    if mount == str(file):
+        raise DatabaseError(
+            f"{path} is mounted by itself" + whole,
+            why="SQLite keeps a write-ahead log beside each path, so what is written by one is not"
+            " seen by the other, and may be lost",
+            fix="mount the folder that it lies in: docker run -v /srv/jobs:/jobs, and"
+            f" sqlite:////jobs/{file.name}",
+        )
 
 
 def _check_names(path: Path, file: Path) -> None:
@@ -82,21 +96,55 @@ def _check_names(path: Path, file: Path) -> None:
         )
 
 
-def _file_system(file: Path) -> str | None:
-    """The kind of file system that a file is on, where the system tells."""
+MOUNTS = Path("/proc/self/mounts")
+
+
+def _mount(file: Path) -> tuple[str, str]:
+    """The mount that a file is on, and its kind of file system; empty where no system tells."""
     try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+        lines = os.fsdecode(MOUNTS.read_bytes()).split("\n")
     except OSError:
-        return None
-    best, kind = "", None
+        return "", ""
+    best, kind = "", ""
     target = str(file)
-    for line in mounts.splitlines():
+    for line in filter(None, lines):
         _, mount, fs, *_ = line.split(" ")
-        mount = mount.replace("\\040", " ")
+        mount = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount)
         inside = target == mount or target.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
             best, kind = mount, fs
-    return kind
+    return best, kind
+
+
+FileId = tuple[int, int]
+
+
+def file_at(path: Path) -> FileId | None:
+    """Which file lies there; None: none that can be found."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def another_file(shown_url: str, *, gone: bool, make: str) -> DatabaseUnavailable:
+    """A file that is open here is no longer the one to which its path leads, as an error.
+
+    Args:
+        shown_url: the URL of that path.
+        gone: whether it leads to none.
+        make: the command that makes a new one.
+    """
+    return DatabaseUnavailable(
+        f"{shown_url} is gone" if gone else f"{shown_url} is another file than before",
+        why="it was removed, renamed or replaced while it was open here: what is written to it now"
+        " nobody would see, so nothing was",
+        fix=f"put it back, or make a new one: {make}"
+        if gone
+        else "call again: the file that is there now is used from here on. To exchange one, stop"
+        " whoever uses it, and take its -wal and -shm away with it",
+    )
 
 
 def check_mode(mode: str) -> None:

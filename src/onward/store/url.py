@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from os.path import expanduser
-from pathlib import Path
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from pathlib import Path, PurePath
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from onward.errors import DriverMissing, InvalidOption
 from onward.store.address import checked
 from onward.store.database import Database
+from onward.store.sqlite_place import url_of
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "extra": "EXTRA"}
+_KINDS = "sqlite:///onward.db for a file, postgresql://user@host/name for a server"
 
 
 def open_database(
@@ -33,6 +35,7 @@ def open_database(
         InvalidOption: no such kind of database, or a URL that leads nowhere.
         DriverMissing: the driver is not installed.
     """
+    url = _text(url, "the database URL")
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
         return _sqlite(url, sqlite_driver)
@@ -41,7 +44,18 @@ def open_database(
     raise InvalidOption(
         f"the database URL {_shorten(url)!r} names no database that Onward knows",
         why="it begins with neither sqlite:// nor postgresql://",
-        fix="sqlite:///onward.db for a file, postgresql://user@host/name for a server",
+        fix=_KINDS,
+    )
+
+
+def _text(given: object, what: str) -> str:
+    """What is given as a URL. Of what is no text only the kind is told: it may hold a password."""
+    if isinstance(given, str):
+        return given
+    raise InvalidOption(
+        f"{what} is no text: it is {'None' if given is None else type(given).__name__}",
+        why="a URL says which kind of database it is, and where",
+        fix=f"Onward({url_of(given)!r})" if isinstance(given, PurePath) else _KINDS,
     )
 
 
@@ -51,7 +65,8 @@ def _sqlite(url: str, driver: str) -> Database:
 
     parts = _split(url)
     path = unquote(parts.path.removeprefix("/"))
-    if not path.isprintable() or (path.startswith("~") and expanduser(path) == path):
+    # What splits a URL drops tabs and line ends from it.
+    if not (url + path).isprintable() or (path.startswith("~") and expanduser(path) == path):
         raise InvalidOption(
             f"the database URL {_shorten(url)!r} names no file",
             why="its path has characters that cannot be printed, or the ~ of somebody unknown here",
@@ -64,13 +79,44 @@ def _sqlite(url: str, driver: str) -> Database:
             + ("; sqlite:// takes three slashes before a path" if parts.netloc else ""),
             fix="sqlite:///onward.db (beside you) or sqlite:////var/lib/app/onward.db (absolute)",
         )
-    wanted = parse_qs(parts.query).get("synchronous", ["full"])[0].lower()
+    synchronous = _synchronous(url, parts)
+    return SqliteDatabase(Path(path), load(driver), synchronous=synchronous)
+
+
+def _synchronous(url: str, parts: SplitResult) -> str:
+    """The durability that a URL asks for; it may ask for nothing else."""
+    if "#" in url:
+        raise InvalidOption(
+            f"the database URL {_shorten(url)!r} goes on behind a #",
+            why="what stands there is no part of a file's name, and says nothing about a database",
+            fix="write %23 for a # in the file's name, or leave it out",
+        )
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    for name, _ in given:
+        if name != "synchronous":
+            raise _no_parameter(url, name)
+    wanted = "&".join(value.lower() for _, value in given) if given else "full"
     if wanted not in _SYNCHRONOUS:
         raise InvalidOption(
             f"synchronous={wanted} is not a durability of SQLite",
+            why="it is said more than once" if len(given) > 1 else "",
             fix="full (the default: a commit survives a power cut) or normal",
         )
-    return SqliteDatabase(Path(path), load(driver), synchronous=_SYNCHRONOUS[wanted])
+    return _SYNCHRONOUS[wanted]
+
+
+def _no_parameter(url: str, name: str) -> InvalidOption:
+    from difflib import get_close_matches  # Needed only here.
+
+    near = get_close_matches(name.lower(), ["synchronous"], cutoff=0.4)
+    shown = _shorten(url)
+    which = "a parameter" if shown != url else f"the parameter {name[:40]!r}"
+    return InvalidOption(
+        f"the database URL {shown!r} has {which}, which means nothing for SQLite",
+        why="synchronous is the only one, with the value full, normal or extra",
+        fix=("did you mean synchronous? " if near else "")
+        + "sqlite:///onward.db?synchronous=normal; a ? in the file's name is written %3F",
+    )
 
 
 def _split(url: str) -> SplitResult:
@@ -93,8 +139,10 @@ def _postgres(url: str, schema: str, listen_url: str | None) -> Database:
             why=str(error),
             fix="pip install 'onward[postgres]'",
         ) from error
-    listen = checked(listen_url) if listen_url else None
-    return PostgresDatabase(checked(url), schema=schema, listen_url=listen)
+    listen = None if listen_url is None else _text(listen_url, "listen_url")
+    return PostgresDatabase(
+        checked(url), schema=schema, listen_url=checked(listen) if listen else None
+    )
 
 
 def _shorten(url: str) -> str:

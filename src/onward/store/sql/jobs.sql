@@ -124,7 +124,9 @@ WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CA
 -- Which (queue, priority) pairs have queued jobs, highest priority first, the due time of the first of each, and in how many
 -- seconds that is. PostgreSQL says so for each task, for whose sake see the index; SQLite for all of them, as NULL. A loose
 -- index scan: one probe a pair, however many jobs are scheduled for tomorrow. Of an array PostgreSQL expects ten rows, of a
--- function a hundred, and then ten thousand pairs: for those it would compile each look (JIT), for 90 ms.
+-- function a hundred, and then ten thousand pairs: for those it would compile each look (JIT), for 90 ms. A due time that is
+-- none, stored past all rules, fails no look: PostgreSQL subtracts numbers, for which infinity is one too, and what is no
+-- number in SQLite sorts behind all of them and is never due.
 -- sqlite
 WITH RECURSIVE lane (queue, priority) AS (
     SELECT q.value, (SELECT max(priority) FROM onward.job WHERE state = 'queued' AND queue = q.value)
@@ -138,7 +140,7 @@ WITH RECURSIVE lane (queue, priority) AS (
                              WHERE state = 'queued' AND queue = lane.queue AND priority = lane.priority)
     FROM lane WHERE priority IS NOT NULL
 )
-SELECT queue, priority, NULL, run_at, run_at - onward.clock() FROM first ORDER BY priority DESC
+SELECT queue, priority, NULL, run_at, run_at - onward.clock() FROM first WHERE run_at < 9e999 ORDER BY priority DESC
 -- postgres
 WITH RECURSIVE first (queue, priority, task, run_at) AS (
     SELECT q.value, j.priority, j.task, j.run_at
@@ -155,7 +157,7 @@ WITH RECURSIVE first (queue, priority, task, run_at) AS (
                         ORDER BY -priority, task, run_at LIMIT 1) AS j
 )
 SELECT queue, priority, task, CAST(extract(epoch FROM run_at) AS float8),
-       CAST(extract(epoch FROM run_at - onward.clock()) AS float8)
+       CAST(extract(epoch FROM run_at) AS float8) - CAST(extract(epoch FROM onward.clock()) AS float8)
 FROM first ORDER BY priority DESC
 
 -- name: claim

@@ -3,8 +3,9 @@
 
 CREATE SCHEMA IF NOT EXISTS onward;
 
--- The one clock. Every time in these tables is the database's, so that a worker an hour off does no harm.
-CREATE FUNCTION onward.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT now()';
+-- The one clock. Every time in these tables is the database's, so that a worker an hour off does no harm. It is the time of
+-- the statement, not of its transaction: that may be the caller's, and old when it enqueues.
+CREATE FUNCTION onward.clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT statement_timestamp()';
 
 CREATE TABLE onward.migration (
     version    integer PRIMARY KEY,
@@ -30,7 +31,8 @@ CREATE TABLE onward.worker (
     ended_at    timestamptz,
     reason      text,
     lock_path   text,
-    CONSTRAINT worker_end CHECK ((state IN ('stopped', 'lost')) = (ended_at IS NOT NULL))
+    CONSTRAINT worker_end CHECK ((state IN ('stopped', 'lost')) = (ended_at IS NOT NULL)),
+    CONSTRAINT worker_times CHECK (isfinite(lease_until) AND isfinite(beat_at))
 );
 CREATE INDEX worker_live ON onward.worker (state) WHERE state IN ('active', 'draining');
 
@@ -108,7 +110,7 @@ END $$;
 -- (left alone, a server makes a new one each time: it takes a limit that it does not know for a tenth of the table), and the
 -- plan of a day with few jobs must serve a day with many: no table is read from end to end. Rows are named by their
 -- places, which cannot change while they are locked; one that has changed since the statement began is left for the next
--- look. The list of places is an array, not a subquery: `IN (SELECT … FOR UPDATE SKIP LOCKED)` makes the planner join the
+-- look. The list of places is an array, not a subquery: `IN (SELECT ... FOR UPDATE SKIP LOCKED)` makes the planner join the
 -- whole table. The state is asked for once more as `state || ''`: as it stands in the index's condition, a planner reads
 -- that whole index beside the places, with every claim. A worker that is no longer active claims nothing.
 CREATE FUNCTION onward.claim(claimer uuid, known text, lane_queue text, lane_priority smallint, after_time float8,
@@ -273,7 +275,8 @@ DECLARE
             THEN CASE WHEN NEW.worker IS NULL THEN 'no owner' ELSE 'an owner' END
         WHEN NEW.failures > NEW.max_attempts THEN 'more failures than max_attempts'
         WHEN NEW.losses - 1 > NEW.max_losses THEN 'more losses than max_losses and one'
-        WHEN NEW.budget_from > NEW.attempt THEN 'budgets from a later attempt' END;
+        WHEN NEW.budget_from > NEW.attempt THEN 'budgets from a later attempt'
+        WHEN NOT isfinite(NEW.run_at) THEN 'a due time that never comes or always was' END;
 BEGIN
     RAISE EXCEPTION 'onward: job refuses % > % (attempt % > %) of %', OLD.state, NEW.state, OLD.attempt, NEW.attempt,
         OLD.id || coalesce(', with ' || wrong, '')
@@ -283,18 +286,19 @@ END $$;
 CREATE FUNCTION onward.check_birth() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF new.state IN ('waiting', 'queued') AND new.attempt = 1 AND new.budget_from = 1 AND new.failures = 0 AND new.losses = 0
-        AND num_nonnulls(new.worker, new.started_at, new.finished_at) = 0
+        AND num_nonnulls(new.worker, new.started_at, new.finished_at) = 0 AND isfinite(new.run_at)
     THEN
         RETURN NULL;
     END IF;
     RAISE EXCEPTION 'onward: job refuses nothing > % (attempt %) of %', new.state, new.attempt, new.id
-        USING ERRCODE = 'check_violation', HINT = 'a job is born waiting or queued, on its first attempt, and owned by nobody';
+        USING ERRCODE = 'check_violation', HINT = 'a job is born waiting or queued, due at a real time, on its first attempt, and owned by nobody';
 END $$;
 
 CREATE TRIGGER job_born AFTER INSERT ON onward.job FOR EACH ROW EXECUTE FUNCTION onward.check_birth();
 
 -- First the moves, each with the number of attempts that it mints; a row that stays in its state keeps its attempt and its
--- owner. Then what must be true in each state: who is owned has begun, who is dead has ended. Then the budgets.
+-- owner. Then what must be true in each state: who is owned has begun, who is dead has ended. Then the budgets, and a due
+-- time that is one: nothing can be reckoned with infinity.
 CREATE TRIGGER job_moves AFTER UPDATE ON onward.job FOR EACH ROW
 WHEN (new.id <> old.id
     OR new.attempt - old.attempt IS DISTINCT FROM CASE old.state || ' > ' || new.state
@@ -309,7 +313,8 @@ WHEN (new.id <> old.id
     OR (new.state IN ('waiting', 'queued')) <> (new.started_at IS NULL)
     OR (new.state = 'dead') <> (new.finished_at IS NOT NULL)
     OR (new.worker IS NULL) <> (new.started_at IS NULL OR new.finished_at IS NOT NULL)
-    OR new.failures > new.max_attempts OR new.losses - 1 > new.max_losses OR new.budget_from > new.attempt)
+    OR new.failures > new.max_attempts OR new.losses - 1 > new.max_losses OR new.budget_from > new.attempt
+    OR NOT isfinite(new.run_at))
 EXECUTE FUNCTION onward.refuse_job();
 -- Also where changes are replayed or triggers are passed by (`session_replication_role`): legal ones pass here. A copy of a
 -- table does bring rows that are under way, so births are checked only where they happen.

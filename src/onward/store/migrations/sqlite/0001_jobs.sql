@@ -1,11 +1,12 @@
 -- Onward on SQLite, schema 1. Read from top to bottom; the reasons stand above each part.
--- Times are seconds since the epoch; ids are UUIDs as text; lists are JSON.
+-- Times are seconds since the epoch; ids are UUIDs as text; lists are JSON. STRICT: a column takes what it is of, and nothing
+-- else. What no type keeps out of a time is refused by name: a number without an end (9e999).
 
 CREATE TABLE onward_migration (
     version    INTEGER PRIMARY KEY,
     name       TEXT NOT NULL,
     applied_at REAL NOT NULL
-);
+) STRICT;
 
 -- One row per process start that runs jobs. It has one lease for all its jobs.
 CREATE TABLE onward_worker (
@@ -25,8 +26,9 @@ CREATE TABLE onward_worker (
     ended_at    REAL,
     reason      TEXT,
     lock_path   TEXT,
-    CONSTRAINT worker_end CHECK ((state IN ('stopped', 'lost')) = (ended_at IS NOT NULL))
-);
+    CONSTRAINT worker_end CHECK ((state IN ('stopped', 'lost')) = (ended_at IS NOT NULL)),
+    CONSTRAINT worker_times CHECK (max(lease_until, beat_at) < 9e999 AND min(lease_until, beat_at) > -9e999)
+) STRICT;
 
 -- The live table holds what may still move, dead included. Claims touch nothing else, so they do not slow down as
 -- history grows.
@@ -51,8 +53,9 @@ CREATE TABLE onward_job (
     args         TEXT NOT NULL,
     CONSTRAINT job_owner CHECK ((state IN ('running', 'cancelling')) = (worker IS NOT NULL)),
     CONSTRAINT job_start CHECK ((state IN ('running', 'cancelling', 'dead')) = (started_at IS NOT NULL)),
-    CONSTRAINT job_end   CHECK ((state = 'dead') = (finished_at IS NOT NULL))
-);
+    CONSTRAINT job_end   CHECK ((state = 'dead') = (finished_at IS NOT NULL)),
+    CONSTRAINT job_time  CHECK (run_at > -9e999 AND run_at < 9e999)
+) STRICT;
 
 -- The claim's index: queue, then the highest priority, then the oldest due. `task` is last so that jobs of tasks that a
 -- worker does not know are passed over inside the index.
@@ -105,7 +108,7 @@ CREATE TABLE onward_finished (
     ), 0) OR (ended_from || ' ' || event || ' ' || state = 'dead discard cancelled' AND attempt_state IS NULL)),
     CONSTRAINT finished_owner CHECK ((ended_from IN ('running', 'cancelling')) = (worker IS NOT NULL)),
     CONSTRAINT finished_result CHECK ((state = 'succeeded') = (result IS NOT NULL))
-);
+) STRICT;
 CREATE INDEX onward_finished_age ON onward_finished (state, finished_at);
 
 -- History: one record per closed attempt. The last attempt of a finished job stands in `onward_finished`; the others, and
@@ -131,7 +134,7 @@ CREATE TABLE onward_attempt (
         'bury failed',
         'bury lost'
     ))
-);
+) STRICT;
 
 -- Writes that were refused because the job was no longer as its writer saw it. Kept as data, never dropped silently.
 CREATE TABLE onward_refusal (
@@ -146,7 +149,7 @@ CREATE TABLE onward_refusal (
     found_worker  TEXT,
     detail        TEXT,
     at            REAL NOT NULL
-);
+) STRICT;
 CREATE INDEX onward_refusal_job ON onward_refusal (job);
 
 -- Guard three: whatever hand writes, the life of a job is the one in the table. The legal moves stand in the WHEN clauses.
