@@ -142,6 +142,19 @@ def test_one_thing_that_is_no_call_refuses_them_all(
     assert total(app) == 0
 
 
+@pytest.mark.parametrize("one", ["a call", "a coroutine", "a number"])
+def test_what_is_no_list_of_calls_is_refused(
+    app: Onward, send: SyncTask[..., int], one: str
+) -> None:
+    thing: Any = {"a call": lambda: send.call(1), "a coroutine": never}.get(one, lambda: 5)()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InvalidArguments, match="no list of calls"):
+            app.enqueue_many(thing)
+        del thing
+    assert total(app) == 0
+
+
 def test_all_coroutines_among_the_calls_are_closed(app: Onward) -> None:
     made = [never() for _ in range(3)]
     with pytest.raises(InvalidArguments):

@@ -389,6 +389,51 @@ def test_an_id_needs_a_transaction_that_sees_what_others_commit(postgres_shop: S
     shop.play(scene)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["an id", "the same call"])
+def test_what_may_be_there_already_is_told_so_where_it_cannot_be_seen(
+    postgres_shop: Shop, again: bool
+) -> None:
+    """A loop that repeats its transaction repeats its call: there was never an explicit id."""
+    shop = postgres_shop
+
+    async def scene(caller: Caller) -> None:
+        await caller.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        given = {} if again else {"id": uuid.uuid4()}
+        call = shop.send.using(connection=caller.connection, **given).call(1)
+        call.used = again
+        with pytest.raises(InvalidOption, match="was enqueued before") as refused:
+            await caller.enqueue_many([call])
+        assert "make a new call" in refused.value.fix
+
+    shop.play(scene)
+
+
+def test_a_pipeline_takes_a_call_and_no_id(migrated_postgres: str) -> None:
+    shop = Shop(Onward(migrated_postgres), "")
+    with psycopg.connect(migrated_postgres) as connection, connection.pipeline():
+        with pytest.raises(InvalidOption, match="pipeline mode"):
+            shop.send.using(connection=connection, id=uuid.uuid4()).enqueue(1)
+        shop.send.using(connection=connection).enqueue(2)
+    assert shop.queued() == 1
+    shop.app.close()
+
+
+def test_a_delay_counts_from_the_enqueue_and_not_from_the_transaction(shop: Shop) -> None:
+    """Which may have been open for a while."""
+
+    async def scene(caller: Caller) -> None:
+        await caller.execute("SELECT 1")
+        await asyncio.sleep(0.3)
+        before = time.time()
+        job = await caller.enqueue(shop.send, 1, run_after=10)
+        await caller.finish("commit")
+        found = await shop.app.aget(job.id)
+        assert found.run_at.timestamp() - before > 9.9
+        assert found.created_at.timestamp() - before > -0.1
+
+    shop.play(scene)
+
+
 # --- where no transaction is open -----------------------------------------------------------------
 
 
@@ -526,6 +571,27 @@ def test_jobs_are_enqueued_while_the_caller_reads_its_rows(tmp_path: Path, drive
     connection.execute("COMMIT")
     connection.close()
     assert shop.queued() == 3
+    shop.app.close()
+
+
+@pytest.mark.parametrize("driver", ["sqlite3", "apsw"])
+def test_a_transaction_that_has_read_what_is_old_is_told_how_to_begin(
+    tmp_path: Path, driver: str
+) -> None:
+    """SQLite refuses its write at once. The error stays the driver's own."""
+    shop = Shop(Onward(f"sqlite:///{tmp_path}/onward.db", sqlite_driver=driver), "")
+    shop.app.counts()
+    path = str(tmp_path / "onward.db")
+    connection: Any = sqlite3.connect(path) if driver == "sqlite3" else apsw.Connection(path)
+    connection.execute("BEGIN")
+    connection.execute("SELECT count(*) FROM onward_job").fetchall()
+    shop.send.enqueue(1)
+    kind: Any = sqlite3.OperationalError if driver == "sqlite3" else apsw.BusyError
+    with pytest.raises(kind) as refused:
+        shop.send.using(connection=connection).enqueue(2)
+    assert "BEGIN IMMEDIATE" in refused.value.__notes__[0]
+    connection.execute("ROLLBACK")
+    connection.close()
     shop.app.close()
 
 

@@ -7,27 +7,30 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 from onward import Onward
 from onward.app import requeue_change
-from onward.errors import DatabaseUnavailable
+from onward.errors import DatabaseError, DatabaseUnavailable, WaitTimeout
 from onward.job import NewJob
 from onward.lifecycle import JobState
 from onward.store import postgres as adapter
-from onward.store import postgres_wakeup, store
+from onward.store import postgres_link, postgres_wakeup, store
 from onward.store.database import Database, Duplicate, Refused
 from onward.store.portions import MOST_ROWS
 from onward.store.postgres import PostgresDatabase
 from onward.store.postgres_link import MOST_CONNECTIONS, lives, sever
 from onward.store.statements import Op, Statement
 from onward.store.url import open_database
+from tests.crash.wire import Wire
 from tests.store.builders import (
     LANE,
     START,
@@ -563,6 +566,115 @@ def test_statements_that_are_cancelled_leave_no_connections_behind(own_postgres:
             assert sessions(own_postgres.url) == 1
         dba.sql("ROLLBACK")
     assert own_postgres.run(store.hold, id_, 1, 60.0)
+
+
+def test_a_wait_for_a_transaction_that_does_not_end_has_an_end(
+    own_postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the caller's own, which ends only after us. The error does not say that the server
+    is down.
+    """
+    assert isinstance(own_postgres, PostgresDatabase)
+    limit = postgres_link.LIMIT.replace(b"'10s'", b"'0.2s'")
+    assert limit != postgres_link.LIMIT
+    monkeypatch.setattr(adapter, "LIMIT", limit)
+    app = Onward(own_postgres.url)
+    send = app.task(lambda n: None, name="send")
+    key = uuid.uuid4()
+
+    async def on_loop() -> None:
+        try:
+            await send.using(id=key).aenqueue(1)
+        finally:
+            await app.database.close_loop()
+
+    with psycopg.connect(own_postgres.url) as mine:
+        send.using(id=key, connection=mine).enqueue(1)
+        for again in (lambda: send.using(id=key).enqueue(1), lambda: asyncio.run(on_loop())):
+            with pytest.raises(DatabaseUnavailable, match="in vain for a lock") as waited:
+                again()
+            assert "one of yours" in waited.value.why
+            assert "pg_locks" in waited.value.fix
+        mine.rollback()
+    send.using(id=key).enqueue(1)
+    app.close()
+
+
+def test_a_cancelled_statement_is_not_told_as_an_outage(own_postgres: Database) -> None:
+    assert isinstance(own_postgres, PostgresDatabase)
+    set_default(own_postgres, "statement_timeout", "1ms")
+    many = [new_job() for _ in range(5_000)]
+    with pytest.raises(DatabaseUnavailable, match="cancelled a statement") as cancelled:
+        own_postgres.run(store.enqueue, many)
+    assert "statement_timeout" in cancelled.value.why
+
+
+@pytest.mark.parametrize("call", ["enqueue", "wait"])
+def test_a_thread_does_not_wait_for_ever_for_an_answer(
+    wiped_postgres: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The wire swallows what is said and nobody hangs up. The enqueue is repeated on another
+    connection, and makes one job.
+    """
+    monkeypatch.setattr(adapter, "ANSWER_SECONDS", 0.4)
+    monkeypatch.setattr(postgres_link, "LOOK_SECONDS", 0.1)
+    with Wire(urlsplit(wiped_postgres).port or 5432) as wire:
+        app = Onward(wire.url(wiped_postgres))
+        send = app.task(lambda n: None, name="send")
+        job = send.enqueue(1)
+        assert wire.deafen()
+        began = time.monotonic()
+        if call == "enqueue":
+            send.enqueue(2)
+        else:
+            with pytest.raises(WaitTimeout):
+                job.wait(0.5)
+        assert time.monotonic() - began < 8
+        assert app.counts()["queued"] == 1 + (call == "enqueue")
+        app.close()
+
+
+def test_whoever_looks_after_waiting_threads_ends_when_nobody_waits(
+    pg: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_link, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(postgres_link, "QUIET_LOOKS", 3)
+
+    def watching() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "onward-watch"]
+
+    wait_until(lambda: not watching())
+    for _ in range(2):
+        pg.enqueue([new_job()])
+        assert watching()
+        wait_until(lambda: not watching())
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_texts_are_texts_whatever_the_encoding_of_the_database(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """What the database cannot carry is refused where it is enqueued."""
+    monkeypatch.setenv("PGCLIENTENCODING", "latin1")
+    name = f"onward_{encoding.lower()}_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_url, autocommit=True) as dba:
+        dba.execute(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+            " TEMPLATE template0".encode()
+        )
+        try:
+            with closing(Onward(postgres.database_url(postgres_url, name))) as app:
+                app.database.migrate()
+                echo = app.task(lambda text: text, name="echo")
+                with app.worker():
+                    assert echo.enqueue("é").wait(10) == "é"
+                    if encoding == "SQL_ASCII":
+                        assert echo.using(queue="→").enqueue("→").queue == "→"
+                    else:
+                        with pytest.raises(DatabaseError, match="no equivalent in encoding"):
+                            echo.enqueue("→")
+        finally:
+            dba.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 def test_many_threads_share_few_connections(pg: Database) -> None:

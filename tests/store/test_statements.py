@@ -17,6 +17,7 @@ import pytest
 
 import onward.store
 from onward.store.database import Database
+from onward.store.migrate import migrations
 from onward.store.postgres import PostgresDatabase
 from onward.store.sqlite import SqliteDatabase
 from onward.store.statements import (
@@ -213,6 +214,13 @@ def test_no_sql_is_put_together_from_pieces(source: Path) -> None:
 
 
 NOW = "-- name: now\n-- Why.\n-- both\nSELECT 1\n"
+
+
+def test_sql_is_ascii() -> None:
+    """A database of any encoding takes it, with its comments."""
+    texts = [text for twin in twins().values() for text in twin.texts.values()]
+    texts += [each.text for dialect in ("sqlite", "postgres") for each in migrations(dialect)]
+    assert all(text.isascii() for text in texts)
 
 
 def test_only_files_of_sql_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

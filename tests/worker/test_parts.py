@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,7 +24,7 @@ from onward.policy import Backoff, Outcome, Returned, TimedOut
 from onward.store import store
 from onward.store.database import Database
 from onward.store.store import Claimed, Lane, Lease
-from onward.worker import executor
+from onward.worker import executor, standstill
 from onward.worker.aftermath import MOST_REMEMBERED, Aftermath, Deaths
 from onward.worker.board import FOREVER, Begun, Board
 from onward.worker.changes import told
@@ -233,6 +234,37 @@ def test_an_ended_attempt_stays_on_the_board_until_its_outcome_is_written(board:
     assert {begun.job for begun in board.begun()} == {ids[0], ids[2], ids[3]}
 
 
+# --- Standstill ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("passed", "wakings", "still"),
+    [
+        pytest.param(0.2, 1, 0.0, id="it slept"),
+        pytest.param(1.1, 1, 0.0, id="a slow machine"),
+        pytest.param(6.2, 0, 6.0, id="a pause of the machine"),
+        pytest.param(6.2, 100, 4.0, id="a pause after some work"),
+        pytest.param(6.2, 1_000, 0.0, id="somebody held the interpreter"),
+        pytest.param(6.2, 300, 0.0, id="the same on a busy machine"),
+    ],
+)
+def test_a_standstill_is_no_time_of_a_body_that_works(
+    monkeypatch: pytest.MonkeyPatch, passed: float, wakings: int, still: float
+) -> None:
+    """A thread that waits for the interpreter wakes up all the time; one that stands still does
+    not.
+    """
+    now, woken = [50.0], [7_000]
+    monkeypatch.setattr(standstill, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(standstill, "_wakings", lambda: woken[0])
+    monkeypatch.setattr(standstill, "sys", SimpleNamespace(getswitchinterval=lambda: 0.005))
+    watch = standstill.Standstill()
+    now[0] += passed
+    woken[0] += wakings
+    assert watch.look(now[0]) == pytest.approx(still)
+    assert watch.look(now[0] + standstill.WATCH) == 0.0
+
+
 # --- Executor -----------------------------------------------------------------------------------
 
 
@@ -268,6 +300,37 @@ def test_time_in_which_everything_stood_still_is_not_the_bodys(board: Board, tol
 
     (outcome,) = asyncio.run(run())
     assert isinstance(outcome, TimedOut if told == "never" else Returned)
+
+
+def test_a_body_that_outlasts_its_limit_and_the_worker_is_told_as_abandoned(board: Board) -> None:
+    """Nothing ends it in an embedded worker, or before the process is gone: it may overlap with the
+    next attempt.
+    """
+    app = Onward("sqlite:///unused.db")
+
+    over = False
+
+    @app.task
+    async def nap() -> None:
+        while not over:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    async def run() -> Outcome:
+        nonlocal over
+        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        works = executor.Executor(
+            app.tasks, 1, Settings(), board, Isolation(None), lambda _, how: ended.set_result(how)
+        )
+        works.start([job(task=nap.name, args=nap.call().job.args, timeout=0.02)])
+        await asyncio.sleep(0.1)
+        works.release_rest("shutdown")
+        over = True
+        return await ended
+
+    outcome = asyncio.run(run())
+    assert isinstance(outcome, TimedOut)
+    assert outcome.abandoned
 
 
 # --- Aftermath ----------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ def _steps(
     try:
         if not several:
             return (yield from _spelt(way, op()))
+        _check_pipeline(way.raw)
         yield from _begin_as_the_driver_would(way)
         if repeats and way.isolation:
             yield from _check_isolation(way)
@@ -138,7 +139,16 @@ def _steps(
     except Exception as error:
         if _sqlstate(error) in _MISSING:
             raise _schema_missing_there(database) from error
+        if database.dialect == "sqlite" and "locked" in str(error) and in_transaction(way.raw):
+            error.add_note(_STALE)
         raise
+
+
+_STALE = (
+    "onward: if this transaction has read before, and somebody else has written since, it can only"
+    " be begun again; with BEGIN IMMEDIATE (sqlite3: isolation_level='IMMEDIATE') it had waited"
+)
+"""What no driver says of SQLite's refusal, which comes at once, whatever the busy timeout."""
 
 
 def _schema_missing_there(database: Database) -> SchemaMissing:
@@ -196,14 +206,26 @@ def _begin_as_the_driver_would(way: Way) -> Steps[None]:
         yield text, None
 
 
+def _check_pipeline(raw: Any) -> None:
+    """In psycopg's pipeline answers come when the caller asks for them, and here one is needed."""
+    status = getattr(getattr(raw, "pgconn", None), "pipeline_status", 0)
+    if status:
+        raise InvalidOption(
+            "this connection is in pipeline mode: only a call without an id can go through it",
+            why="with an id of yours, or many calls, an answer is needed before the next statement",
+            fix="leave the block of connection.pipeline() first, or leave the id out",
+        )
+
+
 def _check_isolation(way: Way) -> Steps[None]:
     """A snapshot from before a job's end shows no such job, and it would be enqueued once more."""
     rows = yield way.isolation, None
     if in_transaction(way.raw) and rows[0][0] != "read committed":
         raise InvalidOption(
-            f"an explicit id cannot be used in a transaction that is {rows[0][0]}",
+            "a call that may be there already (it has an explicit id, or was enqueued before)"
+            f" cannot be made in a transaction that is {rows[0][0]}",
             why="it does not see what ended meanwhile, so the same call could be made twice",
-            fix="use READ COMMITTED for this transaction, or leave the id out",
+            fix="use READ COMMITTED for this transaction, leave the id out, or make a new call",
         )
 
 

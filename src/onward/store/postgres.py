@@ -37,6 +37,8 @@ from onward.store.postgres_link import (
     MOST_CONNECTIONS,
     AsyncSide,
     Permits,
+    Watch,
+    Watched,
     commit_watched,
     deadline,
     first_line,
@@ -54,6 +56,13 @@ P = ParamSpec("P")
 
 REPEATS = 50
 """How often a statement that met a serialization failure or a deadlock is repeated."""
+
+QUICK = frozenset(
+    {"enqueue", "enqueue_alike", "enqueue_one", "enqueue_again", "job", "record", "records"}
+)
+"""What a program waits for in the middle of something else. If it takes long, the answer is lost;
+all else may take its time in a large database.
+"""
 
 NOTIFY_GAP = 0.005
 """Wake-ups of one process are at least this many seconds apart; a woken worker looks again by
@@ -99,6 +108,7 @@ class PostgresDatabase:
         self._known: bool = False
         self._strict: bool = False
         self._idle: list[psycopg.Connection] = []
+        self._watch = Watch()
         self._slots = Permits(MOST_CONNECTIONS)
         self._coalescer: Coalescer[NewJob] = Coalescer(self._enqueue_now)
         self._sides: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncSide] = (
@@ -234,12 +244,26 @@ class PostgresDatabase:
         except StopIteration as end:  # There was nothing to do.
             nothing: T = end.value
             return nothing
+        if first.name in QUICK:
+            with self._watch.over(connection, ANSWER_SECONDS) as watched:
+                return self._carry_on(connection, op, first, watched)
+        return self._carry_on(connection, op, first)
+
+    def _carry_on(
+        self,
+        connection: psycopg.Connection,
+        op: Op[T],
+        first: Statement,
+        watched: Watched | None = None,
+    ) -> T:
         if first.alone and not self._strict:
             return _end(op, self._rows(connection, first))
         with commit_watched(self.shown_url) as commit, connection.transaction():
             connection.execute(LIMIT)
             rows = self._rows(connection, first)
             while True:
+                if watched is not None:
+                    watched.again()
                 try:
                     statement = op.send(rows)
                 except StopIteration as end:

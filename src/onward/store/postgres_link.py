@@ -7,10 +7,11 @@ import contextlib
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -34,10 +35,18 @@ TRANSACTION_SECONDS = 8
 """How long the server keeps an open transaction whose client has gone silent. Below the lease."""
 
 ANSWER_SECONDS = 15.0
-"""How long a loop waits for an operation's answer before it takes the connection for dead."""
+"""How long a loop waits for an operation's answer before it takes the connection for dead, and a
+thread for that of an enqueue or a look at one job.
+"""
 
 FRESH_SECONDS = 1.0
 """An idle connection of a loop that was used so recently is trusted; another is asked first."""
+
+LOOK_SECONDS = 1.0
+"""How often a thread looks whether other threads wait for an answer in vain."""
+
+QUIET_LOOKS = 30
+"""After so many looks at nothing that thread ends."""
 
 ASK_SECONDS = 2.0
 """How long an idle connection may take to say that it lives."""
@@ -64,7 +73,15 @@ REFUSED = (
 MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 
 
-LIMIT = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}s'".encode()
+LOCK_SECONDS = 10
+"""How long a transaction of several statements waits for what another has locked. That may be one
+of the caller's own, which ends only after us: the wait would have no end.
+"""
+
+LIMIT = (
+    f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS}s';"
+    f" SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"
+).encode()
 ISOLATION = b"SHOW default_transaction_isolation"
 
 
@@ -91,6 +108,19 @@ def _translated(database: PostgresDatabase, error: psycopg.Error) -> Exception:
         return Duplicate(f"{database.shown_url}: {first_line(error)}")
     if isinstance(error, REFUSED):
         return Refused(f"{database.shown_url} refuses the write: {first_line(error)}")
+    if isinstance(error, errors.LockNotAvailable):
+        return DatabaseUnavailable(
+            f"{database.shown_url} waited in vain for a lock: {first_line(error)}",
+            why="another transaction has written the same id, or holds the same rows, and does not"
+            " end: perhaps one of yours that is still open",
+            fix="commit it or roll it back before; pg_stat_activity and pg_locks show who holds it",
+        )
+    if isinstance(error, errors.QueryCanceled):
+        return DatabaseUnavailable(
+            f"{database.shown_url} cancelled a statement: {first_line(error)}",
+            why="it took longer than a statement_timeout allows, or somebody cancelled it",
+            fix="the server answers; see SHOW statement_timeout, or ALTER ROLE … SET it higher",
+        )
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         kind, why, fix = _cause(str(error))
         return kind(
@@ -240,13 +270,78 @@ def deadline(connection: psycopg.AsyncConnection, seconds: float) -> Generator[N
         timer.cancel()
 
 
-def sever(connection: psycopg.AsyncConnection) -> None:
+def sever(connection: psycopg.AsyncConnection | psycopg.Connection) -> None:
     """End the connection's traffic under it, as a reset would."""
     with (
         contextlib.suppress(OSError, psycopg.Error),
         socket.socket(fileno=os.dup(connection.fileno())) as line,
     ):
         line.shutdown(socket.SHUT_RDWR)
+
+
+class Watch:
+    """Breaks the connection of a thread whose answer does not come: who waits for the network
+    cannot look at a clock. One thread looks for all, as long as there is something to look for.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[psycopg.Connection, float] = {}
+        self._lock = threading.Lock()
+        self._there = False
+
+    def over(self, connection: psycopg.Connection, seconds: float) -> Watched:
+        """Watch the connection for the time of a block; the seconds count from the last `again`."""
+        return Watched(self, connection, seconds)
+
+    def expect(self, connection: psycopg.Connection, seconds: float) -> None:
+        """An answer is due within so many seconds."""
+        with self._lock:
+            self._ends[connection] = time.monotonic() + seconds
+            if self._there:
+                return
+            self._there = True
+        threading.Thread(target=self._look, name="onward-watch", daemon=True).start()
+
+    def forget(self, connection: psycopg.Connection) -> None:
+        """Nothing is waited for."""
+        with self._lock:
+            self._ends.pop(connection, None)
+
+    def _look(self) -> None:
+        quiet, never = 0, threading.Event()
+        while quiet < QUIET_LOOKS:
+            never.wait(LOOK_SECONDS)
+            with self._lock:
+                quiet = 0 if self._ends else quiet + 1
+                now = time.monotonic()
+                for connection, end in list(self._ends.items()):
+                    if now > end:
+                        del self._ends[connection]
+                        sever(connection)
+                if quiet == QUIET_LOOKS:
+                    self._there = False
+
+
+class Watched:
+    """A connection that is watched; a class, because each enqueue passes here."""
+
+    __slots__ = ("_connection", "_seconds", "_watch")
+
+    def __init__(self, watch: Watch, connection: psycopg.Connection, seconds: float) -> None:
+        self._watch = watch
+        self._connection = connection
+        self._seconds = seconds
+
+    def again(self) -> None:
+        """The next answer is waited for."""
+        self._watch.expect(self._connection, self._seconds)
+
+    def __enter__(self) -> Self:
+        self.again()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.forget(self._connection)
 
 
 C = TypeVar("C")
@@ -261,9 +356,12 @@ def popped(idle: list[C]) -> C | None:
 
 
 def options(url: str) -> dict[str, Any]:
-    """Our connection defaults, where the URL does not set its own."""
+    """Our connection defaults, where the URL does not set its own. Texts are ours to read, whatever
+    the encoding of the database: of one that has none the driver would hand us bytes.
+    """
     given = conninfo_to_dict(url)
-    return {name: value for name, value in DEFAULTS.items() if name not in given}
+    ours = {name: value for name, value in DEFAULTS.items() if name not in given}
+    return ours | {"client_encoding": "utf8"}
 
 
 def pause(repeat: int) -> float:

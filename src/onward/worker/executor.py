@@ -478,7 +478,8 @@ class Executor:
             self._let_go(held)
             self._count_down(held.job.queue)
             if held.stopping is Why.TIMEOUT:
-                self._settle(held.job, TimedOut(self._limit_text(held), hold=LAST_BREATH))
+                limit = self._limit_text(held)
+                self._settle(held.job, TimedOut(limit, abandoned=True, hold=LAST_BREATH))
             else:
                 self._settle(held.job, Released(why, delay=LAST_BREATH))
 
