@@ -15,8 +15,11 @@ from onward.store.sqlite import SqliteDatabase
 from tests.crash.conftest import Open
 from tests.crash.field import (
     BUSY,
+    SCALED,
+    SHORT,
     beats,
     enqueue,
+    freeze,
     sampled,
     wait_for_state,
     wait_until_begun,
@@ -55,6 +58,11 @@ def step_clock(database: Database, seconds: float) -> None:
     if isinstance(database, SqliteDatabase):
         set_offset(Path(os.environ[VARIABLE]), seconds)
     shift_clock(database, seconds)
+
+
+def wait_until_renewed(database: Database) -> None:
+    """After a step forward all leases are over; the next beat puts that right."""
+    wait_until(lambda: not any(lease.over for lease in database.read(store.leases)))
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR, -DAY], ids=["forward", "back", "a day back"])
@@ -126,11 +134,34 @@ def test_what_was_due_is_not_frozen_when_the_clock_goes_back(
             assert app.get(later).state == "queued"
             waiting.append(later)
         step_clock(app.database, 0.0)
+        wait_until_renewed(app.database)
         log = first.log() + second.log()
         assert {line.state for line in workers(app.database)} == {"active"}
     assert sum(map(int, re.findall(r"clock\.stepped .*due_again=(\d+)", log))) == 40
     found = history.check(app.database, ledger, [*ids, *waiting])
     assert all(history.outcomes(found, id_) == ["succeeded"] for id_ in ids)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.0, -HOUR), (HOUR, 0.0)], ids=["back", "forward, and put right"]
+)
+def test_the_jobs_of_a_dead_machine_wait_for_its_lease_and_not_for_the_clock(
+    database_url: str, open_app: Open, ledger: Ledger, before: float, after: float
+) -> None:
+    """It was last heard of by a clock that has gone back since, and its lease would last as long as
+    that step. Whoever is there then takes its jobs over as soon as ever.
+    """
+    app = open_app(**SHORT)
+    step_clock(app.database, before)
+    with running(database_url, name="A", ledger=ledger, target=SKEWED) as first:
+        (id_,) = enqueue(app, [tasks.nap_once.call(60)])
+        wait_until_begun(app, [id_])
+        freeze(first, app.database)
+        step_clock(app.database, after)
+        with running(database_url, name="B", ledger=ledger, target=SKEWED):
+            wait_for_state(app, id_, "succeeded", SCALED.recovered_in)
+    found = history.check(app.database, ledger, [id_])
+    assert history.outcomes(found, id_) == ["lost (lost)", "succeeded"]
 
 
 def test_a_step_back_that_nobody_saw_freezes_jobs_and_loses_none(
@@ -148,8 +179,7 @@ def test_a_step_back_that_nobody_saw_freezes_jobs_and_loses_none(
         assert {id_: app.database.read(store.record, id_).run_at for id_ in ids} == due
         step_clock(app.database, 0.0)
         wait_until_over(app, 10)
-        # Its lease began an hour ago; the next beat puts that right.
-        wait_until(lambda: not any(lease.over for lease in app.database.read(store.leases)))
+        wait_until_renewed(app.database)
     found = history.check(app.database, ledger, ids)
     assert history.states(found) == {"succeeded": 20}
 

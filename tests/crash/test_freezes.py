@@ -4,16 +4,21 @@ happened: others take over, and whatever the late ones have to say is refused an
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec.structs import asdict
 
 from onward import Handle
 from onward.app import Onward
 from onward.store import store
-from onward.task import Call
+from onward.task import Call, Task
 from tests.crash import jobs
 from tests.crash.conftest import Open
 from tests.crash.field import (
@@ -34,7 +39,7 @@ from tests.crash.field import (
 )
 from tests.support import history, tasks
 from tests.support.ledger import Ledger
-from tests.support.workers import RunningWorker, running, wait_until
+from tests.support.workers import ROOT, RunningWorker, running, wait_until
 
 
 @pytest.mark.parametrize(
@@ -171,6 +176,45 @@ def test_a_suspended_machine_is_not_blamed_on_the_jobs_time_limit(
     assert first.state in {"succeeded", "lost", "released"}
     assert first.reason != "timeout"
     assert others or not app.database.read(store.refusals, id_)
+
+
+EMBEDDED = """
+from tests.support import tasks
+tasks.app.run_worker(concurrency=1)
+"""
+
+
+@pytest.mark.parametrize("task", [tasks.nap, tasks.block], ids=["loop", "thread"])
+def test_a_suspended_program_is_not_blamed_on_the_time_limit_of_its_jobs(
+    open_app: Open, ledger: Ledger, task: Task[[float], str]
+) -> None:
+    """A worker inside a program has no supervisor to see that all stood still, and sees it
+    itself. The body is at work for another moment when it goes on.
+    """
+    app = open_app(lease=30.0, beat=1.0)
+    program = subprocess.Popen(
+        [sys.executable, "-c", EMBEDDED],
+        env=os.environ | {"ONWARD_URL": app.url, tasks.SETTINGS_VARIABLE: settings_of(app)},
+        cwd=ROOT,
+    )
+    try:
+        (id_,) = enqueue(app, [task.using(timeout=1.5, max_attempts=1).call(3.5)])
+        wait_until(ledger.read)
+        time.sleep(0.3)
+        kill(program.pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        kill(program.pid, signal.SIGCONT)
+        wait_until_over(app)
+    finally:
+        program.kill()
+        program.wait()
+    found = history.check(app.database, ledger, [id_])
+    assert history.outcomes(found, id_) == ["succeeded"]
+
+
+def settings_of(app: Onward) -> str:
+    """As `tests.support.tasks` reads them."""
+    return json.dumps(asdict(app.settings))
 
 
 def test_a_late_failure_does_not_revive_a_dead_job(

@@ -65,7 +65,7 @@ IMPURE = {
 STAGES = {"listener", "claimer", "executor", "finisher", "keeper", "heart"}
 PARTS = {
     *("board", "body", "changes", "clocks", "held", "isolation", "lanes", "loading", "refusing"),
-    *("stage", "threads"),
+    *("stage", "standstill", "threads"),
 }
 FRAMES = {
     *("aftermath", "child", "embedded", "isolated", "process", "steward", "supervisor", "worker"),
@@ -118,6 +118,7 @@ DOORS: dict[str, dict[str, str]] = {
     "onward.worker.heart": {"asyncio.sleep": "a beat"},
     "onward.worker.keeper": {"asyncio.sleep": "a sweep, and a pause between steps of pruning"},
     "onward.worker.stage": {"asyncio.sleep": "a pause before a stage that stumbled goes on"},
+    "onward.worker.steward": {"asyncio.sleep": "a watch"},
     "onward.worker.supervisor": {"asyncio.sleep": "a watch, and a pause before a new child"},
     "onward.worker.worker": {"asyncio.sleep": "a look for cancelled jobs"},
     "onward.worker.child": {"time.sleep": "a thread's sign of life"},

@@ -396,9 +396,12 @@ class Moves:
         by_owner = (forged.worker, forged.state) == (row.worker, row.state)
         self._met["finishes of another attempt by the owner"] += by_owner
         how = self._outcome(chance) if chance.random() < 0.5 else Returned("0")
-        return self._finish([(forged, how, 0.0)])
+        return self._finish([(forged, how, 0.0)], known=False)
 
-    def _finish(self, ended: list[tuple[Job, Outcome, float]]) -> Step:
+    def _finish(self, ended: list[tuple[Job, Outcome, float]], *, known: bool = True) -> Step:
+        """Write these ends. `known`: they may be written once more, later; not so what somebody has
+        made up, whose budgets are those of no attempt there ever was.
+        """
         if sum(len(_follow_ups(how)) for _, how, _ in ended) > 1:
             ended = ended[:1]
         decided = [(job, end_of(job, how, BACKOFF, part)) for job, how, part in ended]
@@ -408,7 +411,7 @@ class Moves:
             return _write(database, changes)
 
         def then(answer: tuple[set[str], list[Looked]]) -> None:
-            self._ended += ended
+            self._ended += ended if known else ()
             taken, looks = answer
             self._met["finishes refused"] += len(looks) > 0
             self._met["finishes written twice"] += any(ours for _, ours in looks)
@@ -512,6 +515,24 @@ class Moves:
             self._met["beats of an ended worker"] += len(living) < len(ids)
 
         return self._same("beat", ids, chance.choice((1.0, 15.0, 60.0)), then=then)
+
+    def redate(self, chance: random.Random) -> Step:
+        """A lease whose renewal may lie ahead, by who saw it as it is, or as it was."""
+        ahead = [id_ for id_, one in self.model.living().items() if one.beat_at > self.model.now]
+        worker = chance.choice(ahead) if ahead else self._worker(chance)
+        known = self.model.workers.get(worker)
+        beat = known.beat_at if known else 0.0
+        seen, lease = chance.choice((beat, beat, beat, beat - 0.5)), chance.choice((5.0, 15.0))
+
+        def then(took: bool) -> None:
+            self._met["leases begun anew"] += took
+
+        return Step(
+            f"redate {worker}, renewal seen {seen}, else for {lease}",
+            lambda: self.model.redate(worker, seen, lease),
+            lambda database: database.run(store.redate, worker, START + seen, lease),
+            then,
+        )
 
     def set_idle(self, chance: random.Random) -> Step:
         return self._same("set_idle", self._worker(chance), chance.random() < 0.5)
@@ -843,6 +864,7 @@ WEIGHTS = {
     "hold": 1,
     "register": 3,
     "beat": 3,
+    "redate": 2,
     "set_idle": 1,
     "drain": 1,
     "stop": 2,

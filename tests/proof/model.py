@@ -32,6 +32,9 @@ LIVING = ("active", "draining")
 OWNED = ("running", "cancelling")
 OVER = ("succeeded", "cancelled")
 
+STEP = 2.0
+"""Seconds: what lies further ahead was written before the clock went back."""
+
 
 class Wrong(Exception):
     """The operation is refused; its text is the name of the error that the product raises."""
@@ -332,12 +335,26 @@ class Model:
         return {id_: one for id_, one in self.workers.items() if one.state in LIVING}
 
     def beat(self, ids: Sequence[str], lease: float) -> set[str]:
-        """Renew; a renewal takes nothing away, and a worker that ended has none."""
+        """Renew; a renewal takes nothing away, and a worker that ended has none. What was promised
+        by a clock that has gone back since is promised anew.
+        """
         known = [one for id_, one in self.living().items() if id_ in ids]
         for worker in known:
-            worker.lease_until = max(worker.lease_until, self.now + lease)
+            gone_back = worker.beat_at > self.now + lease
+            kept = self.now if gone_back else worker.lease_until
+            worker.lease_until = max(kept, self.now + lease)
             worker.beat_at = self.now
         return {worker.id for worker in known}
+
+    def redate(self, id_: str, seen: float, lease: float) -> bool:
+        """A lease that was renewed at `seen`, by a clock that has gone back since, begins anew."""
+        worker = self.living().get(id_)
+        if worker is None or not (worker.beat_at == seen > self.now + STEP):
+            return False
+        length = worker.lease_until - worker.beat_at
+        worker.lease_until = self.now + (length if 0 <= length <= 86_400 else lease)
+        worker.beat_at = self.now
+        return True
 
     def set_idle(self, id_: str, idle: bool) -> None:
         if id_ in self.living():

@@ -112,14 +112,84 @@ def test_a_beat_renews_the_leases_of_those_that_live(database: Database) -> None
 
 
 def test_a_beat_never_shortens_a_lease(database: Database) -> None:
-    """A short renewal, or a clock that was set back, takes nothing away that was promised."""
+    """A short renewal, or a clock that was set back a little, takes nothing away that was
+    promised.
+    """
     worker = register(database, lease=60.0)
     promised = until(database, worker)
     assert database.run(store.beat, [worker], 1.0) == {worker}
     assert until(database, worker) == promised
-    shift_clock(database, -3600)
+    shift_clock(database, -14)
     assert database.run(store.beat, [worker], 15.0) == {worker}
     assert until(database, worker) == promised
+
+
+def test_a_beat_after_the_clock_went_back_begins_a_lease_anew(database: Database) -> None:
+    """By the old time it would last as long as the step. It is as long as was asked for, and the
+    next beat goes on from there.
+    """
+    worker = register(database, lease=15.0)
+    for step in (-3600, -7200):
+        shift_clock(database, step)
+        for _ in range(2):
+            assert database.run(store.beat, [worker], 15.0) == {worker}
+            assert until(database, worker) == pytest.approx(time.time() + step + 15, abs=2)
+
+
+def test_a_lease_that_was_renewed_before_the_clock_went_back_begins_anew_once(
+    database: Database,
+) -> None:
+    """As long as it was, whoever sweeps; and only as long as it is the lease that was seen."""
+    worker, other = register(database, lease=40.0), register(database, lease=15.0)
+    database.run(store.drain, worker)
+    shift_clock(database, -3600)
+    seen = lease_of(database, worker)
+    assert seen is not None
+    assert seen.ahead
+    assert not seen.over
+    assert not database.run(store.redate, worker, seen.beat - 1, 10.0)
+    assert database.run(store.redate, worker, seen.beat, 10.0)
+    assert not database.run(store.redate, worker, seen.beat, 10.0)
+    found = lease_of(database, worker)
+    assert found is not None
+    assert found.until - found.beat == pytest.approx(40)
+    assert found.beat == pytest.approx(time.time() - 3600, abs=2)
+    assert (found.ahead, worker_state(database, worker)) == (False, "draining")
+    assert not database.run(store.redate, worker, found.beat, 10.0)
+    untouched = lease_of(database, other)
+    assert untouched is not None
+    assert untouched.ahead
+    shift_clock(database, 0)
+    assert not database.run(store.redate, other, untouched.beat, 10.0)
+    assert lease_of(database, other) == msgspec.structs.replace(untouched, ahead=False)
+
+
+@pytest.mark.parametrize("until", ["beat_at - 1", "beat_at + 100000"], ids=["none", "too long"])
+def test_a_lease_whose_length_nobody_can_see_begins_anew_with_the_sweepers(
+    database: Database, until: str
+) -> None:
+    """A foreign hand has been in its row."""
+    worker = register(database, lease=15.0)
+    if database.dialect == "postgres":
+        until = f"beat_at + interval '{until.removeprefix('beat_at').replace(' ', '')} s'"
+    with hand(database) as dba:
+        dba.sql(f"UPDATE onward.worker SET lease_until = {until} WHERE id = :id", id=worker)
+    shift_clock(database, -3600)
+    seen = lease_of(database, worker)
+    assert seen is not None
+    assert database.run(store.redate, worker, seen.beat, 10.0)
+    found = lease_of(database, worker)
+    assert found is not None
+    assert found.until - found.beat == pytest.approx(10)
+
+
+def test_the_lease_of_an_ended_worker_stays_as_it_is(database: Database) -> None:
+    worker = register(database, lease=15.0)
+    seen = lease_of(database, worker)
+    assert seen is not None
+    database.run(store.stop, worker, "done")
+    shift_clock(database, -3600)
+    assert not database.run(store.redate, worker, seen.beat, 10.0)
 
 
 def test_a_beat_never_revives_a_worker_that_was_declared_lost(database: Database) -> None:

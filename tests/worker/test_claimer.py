@@ -8,12 +8,15 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
 from onward import Onward
 from onward.job import Job
 from onward.store import store
 from onward.store.database import Refused
+from onward.store.postgres import PostgresDatabase
+from onward.store.postgres_wakeup import read_hint
 from onward.worker import claimer as claimer_module
 from onward.worker import refusing
 from onward.worker.claimer import Claimer
@@ -180,6 +183,59 @@ def test_a_hint_that_names_a_lane_is_followed_without_a_look(app: Onward, right:
     asyncio.run(main())
     first = ["claim", "began"] if right else ["claim", "look", "claim", "began"]
     assert notes[: len(first)] == first
+
+
+ODD_HINTS = {
+    "a priority beyond all": '["default",99999]',
+    "a priority below all": '["default",-101]',
+    "a priority that no number holds": f'["default",{"9" * 5000}]',
+    "no whole priority": '["default",0.5]',
+    "a priority that is no number": '["default",true]',
+    "a queue that is no name": '[{"default":0},0]',
+    "no priority": '["default"]',
+    "too much": '["default",0,0]',
+    "no list": '{"default":0}',
+    "a number": "12",
+    "nothing": "",
+    "no JSON": "wake up",
+    "half": '["default",',
+    "deep": "[" * 7_000,
+    "huge": f'["{"x" * 7_000}",101]',
+    "half a letter": '["\\ud800",0]',
+}
+
+
+@pytest.mark.parametrize("payload", ODD_HINTS.values(), ids=ODD_HINTS)
+def test_a_hint_that_names_no_lane_that_there_is_names_none(payload: str) -> None:
+    """Anybody who can reach the database may send one."""
+    assert read_hint(payload) is None
+    assert read_hint('["default",-100]') == ("default", -100)
+    assert read_hint('["default",100]') == ("default", 100)
+
+
+@pytest.mark.parametrize("payload", [ODD_HINTS["a priority beyond all"], ODD_HINTS["deep"]])
+def test_odd_hints_delay_no_start(
+    app: Onward, payload: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They wake the claimer like any other, and it looks for itself."""
+    database = app.database
+    if not isinstance(database, PostgresDatabase):
+        pytest.skip("a file's hints have no words")
+
+    @app.task
+    async def lone() -> None: ...
+
+    with app.worker():
+        lone.enqueue().wait(10)
+        with psycopg.connect(database.url, autocommit=True) as link:
+            for _ in range(20):
+                link.execute("SELECT pg_notify(%s, %s)", [database.channel, payload])
+                time.sleep(0.02)
+            began = time.monotonic()
+            lone.enqueue().wait(10)
+            took = time.monotonic() - began
+    assert "stumbled" not in caplog.text
+    assert took < 2.0
 
 
 # --- jobs that refuse to be claimed ---------------------------------------------------------------

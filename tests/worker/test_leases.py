@@ -25,7 +25,7 @@ from onward.ids import new_id
 from onward.job import Change, Job
 from onward.store import store
 from onward.store.database import Database
-from onward.store.store import Registration
+from onward.store.store import Lease, Registration
 from onward.worker import clocks, heart, keeper
 from onward.worker.board import Board
 from onward.worker.clocks import Clocks, Reading, Step, went_back
@@ -539,6 +539,146 @@ def test_what_was_due_is_due_again_after_a_step_back(
         "due_again=6",
         "due_again=0",
     ]
+
+
+STEPS_BACK = {
+    "back": (0.0, -3600.0),
+    "a day back": (0.0, -86_400.0),
+    "back by less than a lease": (0.0, -8.0),
+    "forward, and put right": (3600.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("beaten", [False, True], ids=["before its beat", "after its beat"])
+@pytest.mark.parametrize("step", STEPS_BACK)
+def test_a_dead_workers_lease_does_not_last_as_long_as_the_clock_went_back(
+    app: Onward, clock: Clock, step: str, beaten: bool
+) -> None:
+    """It was written by a clock that has gone back since. It begins anew: nobody loses a moment of
+    it, and the jobs of a worker that is dead come back after a lease.
+    """
+    before, after = STEPS_BACK[step]
+    shift_clock(app.database, before)
+    job = owned(app)
+    assert job.worker is not None
+    shift_clock(app.database, after)
+    if beaten:
+        app.database.run(store.beat, [job.worker], 10.0)
+    later = 10.0 if beaten and step == "back by less than a lease" else 0.0
+    assert 10.0 <= back_after(app, clock, job, shift=after) <= 10.0 + later + 2 * SLOW.sweep
+
+
+def test_a_lease_begins_anew_once_however_many_sweep(app: Onward, clock: Clock) -> None:
+    """A worker that lives has at least what it had, and its beats go on from there."""
+    job = owned(app)
+    assert job.worker is not None
+    shift_clock(app.database, -3600.0)
+    on_loop(app, Keeper(app.database, SLOW, list).sweep())
+    (first,) = app.database.read(store.leases)
+    assert not first.ahead
+    assert first.until - first.beat == pytest.approx(10.0)
+    assert first.beat == pytest.approx(time.time() - 3600.0, abs=5.0)
+    shift_clock(app.database, -3598.0)
+    for _ in range(2):
+        on_loop(app, Keeper(app.database, SLOW, list).sweep())
+    assert until(app, job.worker) == first.until
+    app.database.run(store.beat, [job.worker], 10.0)
+    assert until(app, job.worker) == pytest.approx(first.until + 2.0, abs=1.9)
+
+
+def test_a_sweep_writes_no_lease_while_the_clock_goes_on(
+    app: Onward, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor by what it saw before it stood still."""
+    owned(app)
+    written: list[str] = []
+    write = app.database.arun  # Reads go through it, too.
+
+    async def noted(op: Any, *args: Any) -> Any:
+        if op is not store.leases:
+            written.append(op.__name__)
+        return await write(op, *args)
+
+    monkeypatch.setattr(app.database, "arun", noted)
+    for step in (0.0, 5.0, 3600.0, 3599.0):
+        shift_clock(app.database, step)
+        on_loop(app, Keeper(app.database, SLOW, list).sweep())
+    shift_clock(app.database, -3600.0)
+    on_loop(app, Keeper(cast(Database, Slow(app, clock, 1.5)), SLOW, list).sweep())
+    assert set(written) == {"sweep"}
+    on_loop(app, Keeper(app.database, SLOW, list).sweep())
+    assert written[-2:] == ["redate", "sweep"]
+
+
+def back_after(app: Onward, clock: Clock, job: Job, *, shift: float = 0.0) -> float:
+    """After how many seconds, on all clocks, a keeper takes this job back; much later: not soon."""
+    mine = Keeper(app.database, SLOW, list)
+    began = clock.now
+
+    async def sweeps() -> float:
+        while (passed := clock.now - began) <= 60.0:
+            shift_clock(app.database, shift + passed)
+            if job.id in {change.id for change in await mine.sweep()}:
+                return passed
+            clock.now += SLOW.sweep
+        return 1e9
+
+    return cast(float, on_loop(app, sweeps()))
+
+
+AGES = {"sqlite": ("-1e15", "1e15"), "postgres": ("'4000-01-01 BC'", "'250000-01-01'")}
+"""Before and after all times that Python knows."""
+
+
+@pytest.mark.parametrize(
+    ("until", "beat", "own"),
+    [
+        pytest.param(None, 1, True, id="heard of in ages"),
+        pytest.param(None, 0, True, id="heard of ages ago"),
+        pytest.param(1, None, False, id="a lease for ages"),
+        pytest.param(0, None, True, id="a lease over for ages"),
+        pytest.param(1, 1, True, id="both in ages"),
+        pytest.param(0, 1, True, id="the wrong way round"),
+        pytest.param(0, 0, True, id="both ages ago"),
+    ],
+)
+def test_a_workers_row_that_makes_no_sense_holds_up_no_recovery(
+    app: Onward, clock: Clock, until: int | None, beat: int | None, own: bool
+) -> None:
+    """Of a foreign hand's. Where its lease can end, the jobs of that worker come back too."""
+    odd, job = owned(app), owned(app)
+    with hand(app.database) as dba:
+        for column, age in (("lease_until", until), ("beat_at", beat)):
+            if age is not None:
+                value = AGES[dba.dialect][age]
+                dba.sql(
+                    f"UPDATE onward.worker SET {column} = {value} WHERE id = :id", id=odd.worker
+                )
+    assert 10.0 <= back_after(app, clock, job) <= 10.0 + 2 * SLOW.sweep
+    assert (state_of(app.database, odd.id) is JobState.QUEUED) == own
+    assert odd.worker is not None
+    app.database.run(store.lose, odd.worker, "for the doctor")
+    on_loop(app, Keeper(app.database, SLOW, list).sweep())
+
+
+@pytest.mark.parametrize(
+    "odd", ["2026-01-01 12:00:00", b"\0", None, 1e300, float("inf"), float("-inf"), float("nan")]
+)
+def test_a_lease_of_no_kind_that_there_is_harms_nobody(
+    app: Onward, odd: Any, tmp_path: Path
+) -> None:
+    """A guard may be gone, and a file's columns take anything then."""
+    mine = Keeper(app.database, SLOW, list)
+    leases = [
+        Lease("odd", odd, True, None, odd),
+        Lease("nowhere", 5.0, True, f"{tmp_path}/\0", 0.0),
+        Lease("path", 5.0, True, odd, 0.0),
+        Lease("gone", 5.0, True, None, 0.0),
+    ]
+    mine.vanished(leases, 100.0)
+    found = mine.vanished(leases, 110.0)
+    assert {lease.worker for lease, _, _ in found} >= {"nowhere", "path", "gone"}
+    assert all(reason.startswith("its lease ran out: no sign of life") for _, reason, _ in found)
 
 
 def due_times(app: Onward) -> dict[str, float]:

@@ -20,7 +20,7 @@ from onward.worker.board import Board
 from onward.worker.heart import Heart
 from onward.worker.keeper import LEAVE_FOR, Keeper
 from onward.worker.worker import Worker
-from tests.store.builders import enqueue, register, running, state_of
+from tests.store.builders import enqueue, register, running, shift_clock, state_of
 from tests.support.stubborn import freeze, thaw
 
 T = TypeVar("T")
@@ -86,6 +86,23 @@ def test_a_worker_that_cannot_be_declared_lost_holds_up_no_recovery(
     assert "not this one" in line
     thaw(app.database, "worker")
     assert [change.id for change in on_loop(app, mine.sweep())] == [waiting.id]
+
+
+def test_a_lease_that_cannot_begin_anew_holds_up_no_other(
+    app: Onward, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock went back under two workers, and one of their rows refuses."""
+    stuck, sound = register(app.database), register(app.database)
+    freeze(app.database, "worker", f"old.id = '{stuck}'")
+    shift_clock(app.database, -3600.0)
+    on_loop(app, Keeper(app.database, PATIENT, list).sweep())
+    ahead = {lease.worker: lease.ahead for lease in app.database.read(store.leases)}
+    assert ahead == {stuck: True, sound: False}
+    (line,) = told(caplog, "keeper.stumbled")
+    assert "not this one" in line
+    thaw(app.database, "worker")
+    on_loop(app, Keeper(app.database, PATIENT, list).sweep())
+    assert not any(lease.ahead for lease in app.database.read(store.leases))
 
 
 def test_a_job_that_cannot_be_taken_back_is_told_once_a_minute(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onward import Backoff, Handle, Onward, Settings, current
-from onward.worker import executor, worker
+from onward.worker import executor, standstill, worker
 from tests.support import tasks
 from tests.support.ledger import Ledger
 from tests.support.workers import QUICK, alive, running, wait_until
@@ -113,6 +113,19 @@ def test_a_body_that_lets_nobody_see_that_its_limit_passes_has_failed_when_it_en
         wait_for(job, "dead")
     assert ends(job) == ["failed: timeout"]
     assert "0.2 s" in last_error(job).message
+
+
+def test_who_holds_the_interpreter_for_long_is_no_machine_that_stands_still(app: Onward) -> None:
+    """The watch beside the body comes late in both cases."""
+
+    @app.task(max_attempts=1, timeout=0.3)
+    async def hog() -> None:
+        ctypes.PyDLL(None).usleep(int((standstill.STOOD_STILL + 1.0) * 1e6))
+
+    with app.worker():
+        job = hog.enqueue()
+        wait_for(job, "dead")
+    assert ends(job) == ["failed: timeout"]
 
 
 @pytest.mark.parametrize("first", ["the cancel", "the limit"])

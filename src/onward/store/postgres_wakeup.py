@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import psycopg
@@ -75,7 +75,7 @@ class PostgresWakeup:
             self._connection = None
 
 
-_DECODER = msgspec.json.Decoder(tuple[str, int])
+_DECODER = msgspec.json.Decoder(tuple[str, Annotated[int, msgspec.Meta(ge=-100, le=100)]])
 
 
 def write_hint(jobs: Sequence[NewJob]) -> str:
@@ -87,7 +87,9 @@ def write_hint(jobs: Sequence[NewJob]) -> str:
 
 
 def read_hint(payload: str) -> tuple[str, int] | None:
-    """The lane that a notification names; None if it names none, or comes from somebody else."""
+    """The lane that a notification names; None if it names none that there can be: it comes from
+    somebody else.
+    """
     try:
         return _DECODER.decode(payload)
     except msgspec.DecodeError:

@@ -29,6 +29,9 @@ MOST_OWNED = 100_000
 
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
+LEAST_STEP = 2.0
+"""Seconds by which the database's clock must have gone back before anything is moved."""
+
 
 class Claimed(Struct, frozen=True):
     """A job that this worker now owns, and its due time: the place in the queue where the next
@@ -98,8 +101,8 @@ class Registration(Struct, frozen=True, kw_only=True):
 
 
 class Lease(Struct, frozen=True):
-    """A live worker's lease as a sweeper sees it: its end and its last renewal (both opaque), and
-    whether the database's clock is past its end.
+    """A live worker's lease as a sweeper sees it: its end and its last renewal (both opaque),
+    whether the database's clock is past its end, and whether it has gone back since that renewal.
     """
 
     worker: str
@@ -107,6 +110,7 @@ class Lease(Struct, frozen=True):
     over: bool
     lock_path: str | None
     beat: float = 0.0
+    ahead: bool = False
 
 
 def dumps(value: Any) -> str:
@@ -555,8 +559,22 @@ def lose(
 
 def leases() -> Op[list[Lease]]:
     """The leases of all live workers."""
-    rows = yield Statement("leases", {})
-    return [Lease(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]
+    rows = yield Statement("leases", {"step": LEAST_STEP})
+    return [Lease(row[0], row[1], bool(row[2]), row[3], row[4], bool(row[5])) for row in rows]
+
+
+def redate(worker: str, seen: float, lease: float) -> Op[bool]:
+    """After the clock went back: let a lease begin anew whose last renewal, `seen`, lies ahead;
+    returns whether it took.
+
+    Args:
+        worker: whose lease.
+        seen: only while it has not been renewed since.
+        lease: how long it is if its row does not show that, in seconds.
+    """
+    params = {"id": worker, "seen": seen, "lease": lease, "step": LEAST_STEP}
+    rows = yield Statement("redate", params)
+    return bool(rows)
 
 
 def sweep(

@@ -5,7 +5,8 @@ Out: jobs that were due are due again; a word about a clock that steps, or that 
 
 Due times stand on the database's clock. When that is set back by an hour, what was due would stand
 still for an hour; who was there to see it moves it. Jobs that were to be due later are left alone:
-their times are moments. A step forward needs nothing.
+their times are moments. A step forward needs nothing. Leases show by themselves that the clock has
+gone back since they were renewed: they are the keeper's and the heart's.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from typing import NamedTuple
 from onward.events import Happened, emit
 from onward.store import store
 from onward.store.database import Database
-
-LEAST_STEP = 2.0
-"""Seconds by which the database's clock must have gone back before anything is moved."""
+from onward.store.store import LEAST_STEP
 
 DRIFT = 0.001
 """By what share two clocks may differ in speed; it counts where nobody looked for long."""

@@ -271,8 +271,8 @@ class Executor:
             self._free_abandoned(held)
             return
         if held.timer is not None and held.stopping is None and (late := self._late(held)) > 0:
-            if late > LATE and not held.doubted:
-                held.doubted = True
+            if late > LATE and not held.postponed:
+                held.postponed = True
                 held.timer.cancel()
                 self._loop.call_later(LATE, self._ended, held, outcome)
                 return

@@ -3,9 +3,10 @@ Safe on every worker at once, no leader.
 
 A worker is declared lost when its lease is over on the database's clock *and* this keeper has seen
 that same lease unchanged for a lease's length on its own monotonic clock, so that a step of the
-database's clock declares nobody lost. Time in which the keeper itself stood still, or could not
-write, counts for nothing: workers could not renew their leases then either. A free lock file is
-proof of death by itself.
+database's clock declares nobody lost. A lease that was renewed before that clock went back begins
+anew, so that it does not hold a dead worker's jobs for as long as the step. Time in which the
+keeper itself stood still, or could not write, counts for nothing: workers could not renew their
+leases then either. A free lock file is proof of death by itself.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Keeper:
         self._clocks = Clocks(database)
         self._left: dict[str, float] = {}
         self._undeclared = Complaint()
+        self._undated = Complaint()
 
     async def run(self) -> None:
         """Sweep and prune for ever."""
@@ -112,13 +114,16 @@ class Keeper:
         """
         now = time.monotonic()
         leases = await self._database.aread(store.leases)
-        if time.monotonic() - now > PROMPT:
+        prompt = time.monotonic() - now <= PROMPT
+        if not prompt:
             self._seen.clear()  # We stood still ourselves, or could not ask.
         for lease, reason, proven in self.vanished(leases, now):
             try:
                 await self._lose(lease, reason, proven)
             except Refused as error:
                 self._undeclared.make(_undeclarable(lease, error))
+        if prompt:
+            await self._redate([lease for lease in leases if lease.ahead])
         return await self.take_back()
 
     def vanished(self, leases: list[Lease], now: float) -> list[tuple[Lease, str, bool]]:
@@ -146,6 +151,15 @@ class Keeper:
         sign = (lease.until, lease.beat)
         known = self._seen.get(lease.worker)
         return known if known is not None and known[0] == sign else (sign, now)
+
+    async def _redate(self, leases: list[Lease]) -> None:
+        """The clock has gone back since these were renewed: they begin anew."""
+        for lease in leases:
+            try:
+                length = self._settings.lease
+                await self._database.arun(store.redate, lease.worker, lease.beat, length)
+            except Refused as error:
+                self._undated.make(_stumbled(error))
 
     async def _lose(self, lease: Lease, reason: str, proven: bool) -> None:
         seen = None if proven else lease.until
@@ -255,7 +269,7 @@ def _silence(lease: Lease) -> str:
     """That a lease ran out, and when its worker was last heard of: the end of its attempts is only
     when that was noticed.
     """
-    with contextlib.suppress(ValueError, OverflowError):  # Such a row is damaged.
+    with contextlib.suppress(ValueError, OverflowError, TypeError):  # Such a row is damaged.
         heard = datetime.fromtimestamp(lease.beat, UTC).isoformat(timespec="seconds")
         return f"its lease ran out: no sign of life since {heard}"
     return "its lease ran out: no sign of life"
@@ -327,7 +341,7 @@ def is_free(path: str) -> bool:
     """Whether a lock file is there and nobody holds it: its process is dead."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+    except (OSError, ValueError, TypeError):  # None there, or no path at all.
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

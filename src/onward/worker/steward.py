@@ -1,10 +1,11 @@
-"""Heart and keeper on a thread and a loop of their own, for a worker without a supervisor."""
+"""Heart, keeper and watch on a thread and a loop of their own: for a worker without supervisor."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
+import time
 
 from onward.config import Settings
 from onward.store.database import Database
@@ -12,6 +13,7 @@ from onward.worker.board import Board
 from onward.worker.heart import Heart
 from onward.worker.keeper import Keeper
 from onward.worker.stage import keep_going
+from onward.worker.standstill import WATCH, Standstill
 
 
 class Steward:
@@ -21,11 +23,12 @@ class Steward:
         database: where its lease is.
         settings: lease, beat, sweep, retention.
         worker: whose lease.
-        board: told of each renewal.
+        board: told of each renewal, and of time in which everything stood still.
     """
 
     def __init__(self, database: Database, settings: Settings, worker: str, board: Board) -> None:
         self._database = database
+        self._board = board
         self._heart = Heart(database, settings.lease, settings.beat)
         self._heart.boards[worker] = board
         self._keeper = Keeper(database, settings, lambda: [worker])
@@ -59,9 +62,18 @@ class Steward:
         self._loop.close()
 
     async def _live(self) -> None:
-        # When it is cancelled it waits for both: psycopg ends a statement that is under way first.
+        # When it is cancelled it waits for all: psycopg ends a statement that is under way first.
         await asyncio.gather(
             keep_going("heart", self._heart.run),
             keep_going("keeper", self._keeper.run),
+            keep_going("watch", self._watch),
             return_exceptions=True,
         )
+
+    async def _watch(self) -> None:
+        """Say for how long the process stood still: no attempt worked in that time."""
+        standstill = Standstill()
+        while True:
+            await asyncio.sleep(WATCH)
+            if still := standstill.look(time.monotonic()):
+                self._board.stand_still(still)

@@ -39,11 +39,7 @@ from onward.worker.heart import Heart, register
 from onward.worker.keeper import Keeper, remove_lock
 from onward.worker.process import WorkerProcess
 from onward.worker.stage import Complaint, keep_going
-
-WATCH = 0.2
-
-STOOD_STILL = 1.0
-"""A watch that comes later than this, in seconds, did not sleep: the machine stood still."""
+from onward.worker.standstill import WATCH, Standstill
 
 QUICK_DEATH = 10.0
 LONGEST_PAUSE = 5.0
@@ -324,13 +320,12 @@ class Supervisor:
     # --- watch ------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        last = time.monotonic()
+        standstill = Standstill()
         while True:
             await asyncio.sleep(WATCH)
             now = time.monotonic()
-            if now - last > WATCH + STOOD_STILL:
-                self._resume(now, now - last - WATCH)
-            last = now
+            if still := standstill.look(now):
+                self._resume(now, still)
             for child in list(self._children):
                 if why := self._fault(child, now):
                     child.kill(why, in_order=self._stopping.is_set() and now >= self._stop_at)

@@ -16,14 +16,21 @@ VALUES (CAST(:id AS uuid), :name, :host, :pid, :version, 'active',
         onward.clock() + CAST(:lease AS float8) * interval '1 second', onward.clock(), onward.clock(), :lock_path)
 
 -- name: beat
--- A renewal never shortens a lease and never revives a worker that was declared lost. No row: I am lost.
+-- A renewal never shortens a lease and never revives a worker that was declared lost. No row: I am lost. But a lease whose
+-- last renewal lies more than a lease ahead was written by a clock that has gone back since, and would run for as long as
+-- that step: it begins anew.
 -- sqlite
-UPDATE onward.worker SET lease_until = max(lease_until, onward.clock() + :lease), beat_at = onward.clock()
+UPDATE onward.worker
+SET lease_until = CASE WHEN beat_at > onward.clock() + :lease THEN onward.clock() + :lease
+                       ELSE max(lease_until, onward.clock() + :lease) END,
+    beat_at = onward.clock()
 WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN ('active', 'draining')
 RETURNING id
 -- postgres
 UPDATE onward.worker
-SET lease_until = greatest(lease_until, onward.clock() + CAST(:lease AS float8) * interval '1 second'),
+SET lease_until = CASE WHEN beat_at > onward.clock() + CAST(:lease AS float8) * interval '1 second'
+                       THEN onward.clock() + CAST(:lease AS float8) * interval '1 second'
+                       ELSE greatest(lease_until, onward.clock() + CAST(:lease AS float8) * interval '1 second') END,
     beat_at = onward.clock()
 WHERE id = ANY(ARRAY(SELECT CAST(value AS uuid) FROM json_array_elements_text(CAST(:ids AS json))))
   AND state IN ('active', 'draining')
@@ -72,14 +79,37 @@ RETURNING CAST(id AS text)
 
 -- name: leases
 -- Every live worker's lease, whether the database's clock says that it is over, and when it was last renewed: after that
--- clock has gone back, a renewal leaves the lease as it is and yet shows that the worker lives.
+-- clock has gone back, a renewal can leave the lease as it is and yet shows that the worker lives. Also whether that renewal
+-- lies more than :step seconds ahead.
 -- sqlite
-SELECT id, lease_until, lease_until < onward.clock(), lock_path, beat_at
+SELECT id, lease_until, lease_until < onward.clock(), lock_path, beat_at, beat_at > onward.clock() + :step
 FROM onward.worker WHERE state IN ('active', 'draining')
 -- postgres
 SELECT CAST(id AS text), CAST(extract(epoch FROM lease_until) AS float8), lease_until < onward.clock(), lock_path,
-       CAST(extract(epoch FROM beat_at) AS float8)
+       CAST(extract(epoch FROM beat_at) AS float8), beat_at > onward.clock() + CAST(:step AS float8) * interval '1 second'
 FROM onward.worker WHERE state IN ('active', 'draining')
+
+-- name: redate
+-- A lease that was last renewed at :seen, more than :step seconds ahead, was written by a clock that has gone back since: it
+-- would hold a dead worker's jobs for as long as that step. It begins anew, as long as it was. A worker that lives has no
+-- less than it had, and whoever comes second finds nothing to do. If the row shows no length (a foreign hand's), it is :lease.
+-- sqlite
+UPDATE onward.worker
+SET lease_until = onward.clock()
+                  + CASE WHEN lease_until - beat_at BETWEEN 0 AND 86400 THEN lease_until - beat_at ELSE :lease END,
+    beat_at = onward.clock()
+WHERE id = :id AND state IN ('active', 'draining') AND beat_at = :seen AND beat_at > onward.clock() + :step
+RETURNING id
+-- postgres
+UPDATE onward.worker
+SET lease_until = onward.clock()
+                  + CASE WHEN extract(epoch FROM lease_until) - extract(epoch FROM beat_at) BETWEEN 0 AND 86400
+                         THEN lease_until - beat_at ELSE CAST(:lease AS float8) * interval '1 second' END,
+    beat_at = onward.clock()
+WHERE id = CAST(:id AS uuid) AND state IN ('active', 'draining')
+  AND CAST(extract(epoch FROM beat_at) AS float8) = CAST(:seen AS float8)
+  AND beat_at > onward.clock() + CAST(:step AS float8) * interval '1 second'
+RETURNING CAST(id AS text)
 
 -- name: orphans
 -- Every running or cancelling job whose worker is neither active nor draining, oldest id first. Asked at every sweep, so
