@@ -346,7 +346,7 @@ def held_beat(url: str, name: str) -> Iterator[None]:
         connection.execute("SELECT 1 FROM onward.worker WHERE name = %s FOR UPDATE", [name])
         waits = (
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND wait_event_type = 'Lock' AND query LIKE '%lease_until = greatest%'"
+            " AND wait_event_type = 'Lock' AND query LIKE 'UPDATE onward.worker%SET lease_until%'"
         )
         wait_until(lambda: connection.execute(waits).fetchone() != (0,), what="a beat")
         yield

@@ -4,7 +4,8 @@ means, it stops nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -62,18 +63,21 @@ def test_a_job_with_an_endless_delay_is_not_born(database: Database, end: str) -
 # --- what got in by other means -------------------------------------------------------------------
 
 
-def unguarded(dba: Hand) -> None:
+@contextmanager
+def unguarded(dba: Hand) -> Iterator[None]:
     """Have due times that are no times stored: by a restore past the triggers, say."""
     if dba.dialect == "sqlite":
         loosen(dba)
         dba.sql("PRAGMA ignore_check_constraints = ON")
+        yield
     else:
         dba.sql("ALTER TABLE onward.job DISABLE TRIGGER job_moves")
+        yield
+        dba.sql("ALTER TABLE onward.job ENABLE ALWAYS TRIGGER job_moves")
 
 
 def spoil(database: Database, id_: str, value: str) -> None:
-    with hand(database) as dba:
-        unguarded(dba)
+    with hand(database) as dba, unguarded(dba):
         dba.sql(f"UPDATE onward.job SET run_at = {value} WHERE id = :id", id=id_)
 
 

@@ -40,17 +40,17 @@ app = Onward(settings=Settings(**json.loads(os.environ.get(SETTINGS_VARIABLE, "{
 
 @app.task(max_attempts=2, backoff=SOON)
 def plain() -> None:
-    reach(f"{app.url}, {os.environ['ONWARD_URL']}")
+    reach(f"{app.url}?password={SECRET}, {os.environ['ONWARD_URL']}")
 
 
 @app.task(max_attempts=2, backoff=SOON)
 async def on_loop() -> None:
-    reach(app.url)
+    reach(f"{app.url}?password={SECRET}")
 
 
 @app.task(max_attempts=2, max_losses=1, backoff=SOON, isolation="process")
 def isolated() -> None:
-    reach(app.url)
+    reach(f"{app.url}?password={SECRET}")
 
 
 @app.task

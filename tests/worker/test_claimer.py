@@ -213,14 +213,14 @@ def test_a_hint_that_names_no_lane_that_there_is_names_none(payload: str) -> Non
     assert read_hint('["default",100]') == ("default", 100)
 
 
+@pytest.mark.parametrize("ready_database_url", ["postgres"], indirect=True)
 @pytest.mark.parametrize("payload", [ODD_HINTS["a priority beyond all"], ODD_HINTS["deep"]])
 def test_odd_hints_delay_no_start(
     app: Onward, payload: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They wake the claimer like any other, and it looks for itself."""
     database = app.database
-    if not isinstance(database, PostgresDatabase):
-        pytest.skip("a file's hints have no words")
+    assert isinstance(database, PostgresDatabase)
 
     @app.task
     async def lone() -> None: ...

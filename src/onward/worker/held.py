@@ -31,8 +31,8 @@ class Held(Struct, eq=False):
     `waits` says that it waits for a process of its own and has not begun; `begun`, that its body
     has taken its first step on the loop. `stopping` is why it was asked to stop; the first reason
     stays, except that a cancel gives way to the others. `settled` says that its outcome has been
-    handed on, so whatever the body still does no longer counts. `doubted` and `postponed`: its limit,
-    or its end beyond it, was seen so late that everything may have stood still.
+    handed on, so whatever the body still does no longer counts. `doubted` and `postponed`: its
+    limit, or its end beyond it, was seen so late that everything may have stood still.
     """
 
     job: Job
