@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -65,6 +68,26 @@ def test_a_job_that_does_not_exist_is_not_found(database: Database) -> None:
             database.read(read, missing)
     assert database.read(store.attempts, missing) == []
     assert database.read(store.refusals, missing) == []
+
+
+def test_a_read_on_a_loop_waits_for_none_of_its_threads(database: Database) -> None:
+    """They may all be taken: by `asyncio.to_thread` in bodies, or by names that are looked up."""
+    release = threading.Event()
+
+    async def main() -> dict[str, int]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        await database.aread(store.counts)
+        taken = loop.run_in_executor(None, release.wait, 20)
+        try:
+            async with asyncio.timeout(5):
+                return await database.aread(store.counts)
+        finally:
+            release.set()
+            await taken
+            await database.close_loop()
+
+    assert asyncio.run(main())["queued"] == 0
 
 
 def test_the_clock_is_the_databases_own(database: Database) -> None:

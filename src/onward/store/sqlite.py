@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -73,6 +74,7 @@ class SqliteDatabase:
         self._writer = SqliteWriter(self)
         self._reading = threading.RLock()  # A signal handler may read in the middle of a read.
         self._reader: Connection | None = None
+        self._reads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._wakeups: weakref.WeakSet[SqliteWakeup] = weakref.WeakSet()
         self._asleep: list[SqliteWakeup] = []
@@ -108,7 +110,10 @@ class SqliteDatabase:
                 raise self.translate(error) from error
 
     async def aread(self, op: Callable[P, Op[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.to_thread(lambda: self.read(op, *args, **kwargs))
+        # A thread of our own: bodies may keep all of the loop's busy.
+        self._reads = self._reads or ThreadPoolExecutor(1, "onward-reads")
+        read = partial(self.read, op, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._reads, read)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> None:
         self._write(lambda: store.enqueue_ours(jobs), jobs)
@@ -164,6 +169,9 @@ class SqliteDatabase:
         with self._reading:
             self._stop_reader()
         self._file = None
+        reads, self._reads = self._reads, None
+        if reads is not None:
+            reads.shutdown(wait=False)
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
@@ -214,6 +222,7 @@ class SqliteDatabase:
         """Connections are opened again when they are next needed."""
         while self._asleep:
             self._asleep.pop().resume()
+        self._reads = None  # A child has none of its threads.
         self._lock.release()
         self._reading.release()
         self._writer.resume()
