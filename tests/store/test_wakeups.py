@@ -161,6 +161,31 @@ def test_an_enqueue_beside_one_that_notifies_does_not_wait_for_its_commit(
     assert server.read(store.counts)["queued"] == 1
 
 
+def test_wake_ups_apart_keep_a_greater_distance(
+    server: PostgresDatabase,
+    put: Enqueue,
+    apart: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside many who enqueue at once each of them would send a transaction more for each job, and
+    the one that notifies with its commit wakes the worker for all.
+    """
+    monkeypatch.setattr(adapter, "NOTIFY_GAP", 0.0)
+    monkeypatch.setattr(adapter, "APART_GAP", 3_600.0)
+    register(server)
+    with psycopg.connect(server.url) as other:
+        params = next(store.enqueue_one(new_job(), wake=True)).params
+        other.execute(psycopg_text("enqueue_one", server.schema), params)
+        for _ in range(3):
+            put(server, [new_job()])
+        assert len(apart) == 1
+        put(server, [new_job(), new_job()])
+        assert len(apart) == 2
+        monkeypatch.setattr(adapter, "APART_GAP", 0.0)
+        put(server, [new_job()])
+        assert len(apart) == 3
+
+
 def test_a_wake_up_that_the_server_has_no_room_for_costs_no_job(
     own_postgres: Database, put: Enqueue
 ) -> None:

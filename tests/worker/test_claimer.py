@@ -92,6 +92,58 @@ def test_what_was_claimed_begins_before_the_next_look(app: Onward) -> None:
     assert notes[:4] == ["look", "claim", "began", "look"]
 
 
+@pytest.mark.parametrize("pace", [0.3, 0.0])
+def test_jobs_that_come_one_by_one_are_claimed_together(
+    app: Onward, monkeypatch: pytest.MonkeyPatch, pace: float
+) -> None:
+    """The first at once, and what comes in the moment after it with one claim. (Without that
+    moment each is claimed by itself.)
+    """
+    monkeypatch.setattr(claimer_module, "PACE", pace)
+    taken: list[int] = []
+
+    @app.task
+    async def lone() -> None: ...
+
+    database = app.database
+    worker = register(database)
+
+    async def main() -> None:
+        began = asyncio.Event()
+
+        def start(jobs: list[Job]) -> None:
+            taken.append(len(jobs))
+            began.set()
+
+        claimer = Claimer(
+            database,
+            worker,
+            [lone.name],
+            {"default": None},
+            60.0,
+            room=lambda: 10,
+            running=lambda _: 0,
+            start=start,
+        )
+        running = asyncio.create_task(claimer.run())
+        async with asyncio.timeout(10):
+            await claimer.idle.wait()
+            for count in range(1, 5):
+                await lone.aenqueue()
+                claimer.hear()
+                if count == 1 or not pace:
+                    await began.wait()
+                    began.clear()
+            while sum(taken) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        claimer.stop()
+        await running
+        await database.close_loop()
+
+    asyncio.run(main())
+    assert taken == ([1, 3] if pace else [1, 1, 1, 1])
+
+
 def test_a_hint_into_a_lane_with_unknown_jobs_is_followed_by_a_look(app: Onward) -> None:
     """To claim from its start would be to pass over each of them. SQLite does that in its index."""
     notes: list[str] = []

@@ -69,6 +69,11 @@ NOTIFY_GAP = 0.005
 itself meanwhile.
 """
 
+APART_GAP = 0.05
+"""The same for one that would be a transaction of its own, because somebody else notifies with his
+commit at this very moment: mostly that wakes the worker for both.
+"""
+
 
 class PostgresDatabase:
     """One PostgreSQL database.
@@ -400,14 +405,14 @@ class PostgresDatabase:
         except DatabaseUnavailable:
             self.run(store.enqueue_again, jobs)
             wake = Wake.WANTED
-        if self._has_to_tell(wake):
+        if self._has_to_tell(wake, jobs):
             self.notify(jobs)
 
     def _write_new(self, jobs: Sequence[NewJob]) -> Wake:
         """Write, and tell an idle worker with the commit. If that is refused, once more without: it
         may be the wake-up that the server has no room for.
         """
-        if len(jobs) == 1 and self._may_notify:
+        if len(jobs) == 1 and not self._told_within(NOTIFY_GAP):
             try:
                 return self._repeated(lambda: self._first_try(jobs, wake=True))
             except Refused:  # No `suppress`: this is the way of every enqueue.
@@ -425,11 +430,11 @@ class PostgresDatabase:
         except DatabaseUnavailable:
             await self.arun(store.enqueue_again, jobs)
             wake = Wake.WANTED
-        if self._has_to_tell(wake):
+        if self._has_to_tell(wake, jobs):
             await self.anotify(jobs)
 
     async def _awrite_new(self, jobs: Sequence[NewJob]) -> Wake:
-        if len(jobs) == 1 and self._may_notify:
+        if len(jobs) == 1 and not self._told_within(NOTIFY_GAP):
             try:
                 return await self._arepeated(lambda: self._afirst_try(jobs, wake=True))
             except Refused:
@@ -445,16 +450,16 @@ class PostgresDatabase:
                     side, connection, lambda: store.enqueue_ours(jobs, wake=wake)
                 )
 
-    def _has_to_tell(self, wake: Wake) -> bool:
+    def _has_to_tell(self, wake: Wake, jobs: Sequence[NewJob]) -> bool:
         """Note that a worker is told, now or with the commit; returns whether it has yet to be."""
-        if wake is Wake.NOBODY or (wake is Wake.WANTED and not self._may_notify):
+        gap = APART_GAP if len(jobs) == 1 else NOTIFY_GAP
+        if wake is Wake.NOBODY or (wake is Wake.WANTED and self._told_within(gap)):
             return False
         self._notified = time.monotonic()
         return wake is Wake.WANTED
 
-    @property
-    def _may_notify(self) -> bool:
-        return time.monotonic() - self._notified >= NOTIFY_GAP
+    def _told_within(self, seconds: float) -> bool:
+        return time.monotonic() - self._notified < seconds
 
     def notify(self, jobs: Sequence[NewJob] = ()) -> None:
         """Wake idle workers, apart from any write: a NOTIFY serialises the commits of those who do

@@ -26,6 +26,13 @@ from onward.worker.stage import Complaint
 
 FIRST_PAUSE = 0.01
 MOST_PER_CLAIM = 500
+
+PACE = 0.005
+"""Seconds between two rounds, if the first found some jobs and not as many as there was room for:
+what comes in the meantime is claimed together. Of jobs that come one by one each would else cost
+the database a claim and a commit of its own.
+"""
+
 BUSY_AFTER = 0.5
 TELL_UNKNOWN_EVERY = 30.0
 
@@ -129,6 +136,7 @@ class Claimer:
     async def _claim(self, room: int) -> bool:
         """One round; returns whether there may be more at once."""
         self.in_flight = True
+        began = time.monotonic()
         try:
             got = await self._round(room)
         except DatabaseUnavailable as error:
@@ -147,7 +155,8 @@ class Claimer:
         self._complaint.over()
         await self._note_load(got >= room)
         if 0 < got < room:
-            await asyncio.sleep(0)  # What was claimed begins before the next look is made.
+            # At least one turn: what was claimed begins before the next look is made.
+            await asyncio.sleep(max(0.0, began + PACE - time.monotonic()))
         return got > 0
 
     async def _round(self, room: int) -> int:
