@@ -120,8 +120,15 @@ def left_over(before: set[threading.Thread]) -> set[str]:
     return {thread.name for thread in found}
 
 
+async def first_look(app: Onward, job: Handle[Any]) -> None:
+    """The thread that reads a file for loops is there from the first read on."""
+    await job.arefresh()
+    await app.database.close_loop()
+
+
 def check_abandoned_waits(app: Onward, jobs: list[Handle[Any]], times: int) -> None:
     app.counts()
+    asyncio.run(first_look(app, jobs[0]))
     before = set(threading.enumerate())
     refs = abandon_waits(app, jobs, times)
     with ThreadPoolExecutor(16) as pool:

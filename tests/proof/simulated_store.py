@@ -41,6 +41,12 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 REPEATS = 50
+HOLD = 10.0
+LAST_BREATH = 2.0
+"""How long the attempt after a body that could not be stopped waits, while its worker goes on and
+when it ends: what the product promises, in numbers of our own.
+"""
+
 HUGE = 1e300
 
 
@@ -541,7 +547,10 @@ class Witness:
             case (Event.RETRY, "error") if body is not None and body.raised == "Retry":
                 return said
             case (Event.RETRY, _):
-                hold = 10.0 if change.abandoned else 0.0
+                # A body that outlasts its worker ends with the process, two seconds later.
+                told = change.worker is not None and change.worker in self._told_to_stop
+                held = LAST_BREATH if told else HOLD
+                hold = held if change.abandoned else 0.0
                 return max(hold, min(8.0, 0.5 * 2.0 ** (change.failures - 1)) * 0.5)
             case _:
                 return 0.0
