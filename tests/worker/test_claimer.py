@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,28 @@ class Watched:
         return await self._database.aread(op, *args)
 
 
+def claimer_of(
+    database: Any,
+    worker: str,
+    task: str,
+    start: Callable[[list[Job]], None],
+    *,
+    limit: int | None = None,
+    poll: float = 60.0,
+) -> Claimer:
+    """A claimer of one queue and one task, with room for ten."""
+    return Claimer(
+        database,
+        worker,
+        [task],
+        {"default": limit},
+        poll,
+        room=lambda: 10,
+        running=lambda _: 0,
+        start=start,
+    )
+
+
 def test_what_was_claimed_begins_before_the_next_look(app: Onward) -> None:
     """A lone job does not wait until the question for the next one is on its way."""
     notes: list[str] = []
@@ -71,16 +94,7 @@ def test_what_was_claimed_begins_before_the_next_look(app: Onward) -> None:
             bodies.extend(asyncio.get_running_loop().create_task(body()) for _ in jobs)
 
         watched = Watched(database, notes)
-        claimer = Claimer(
-            watched,  # type: ignore[arg-type]
-            worker,
-            [lone.name],
-            {"default": None},
-            0.05,
-            room=lambda: 10,
-            running=lambda _: 0,
-            start=start,
-        )
+        claimer = claimer_of(watched, worker, lone.name, start, poll=0.05)
         running = asyncio.create_task(claimer.run())
         async with asyncio.timeout(10):
             await watched.twice.wait()
@@ -115,16 +129,7 @@ def test_jobs_that_come_one_by_one_are_claimed_together(
             taken.append(len(jobs))
             began.set()
 
-        claimer = Claimer(
-            database,
-            worker,
-            [lone.name],
-            {"default": None},
-            60.0,
-            room=lambda: 10,
-            running=lambda _: 0,
-            start=start,
-        )
+        claimer = claimer_of(database, worker, lone.name, start)
         running = asyncio.create_task(claimer.run())
         async with asyncio.timeout(10):
             await claimer.idle.wait()
@@ -142,6 +147,42 @@ def test_jobs_that_come_one_by_one_are_claimed_together(
 
     asyncio.run(main())
     assert taken == ([1, 3] if pace else [1, 1, 1, 1])
+
+
+def test_a_queue_with_a_limit_of_its_own_waits_for_nothing(
+    app: Onward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the limit left is there already."""
+    monkeypatch.setattr(claimer_module, "PACE", 60.0)
+    taken: list[int] = []
+
+    @app.task
+    async def lone() -> None: ...
+
+    database = app.database
+    worker = register(database)
+    for _ in range(3):
+        lone.enqueue()
+
+    async def main() -> None:
+        all_taken = asyncio.Event()
+
+        def start(jobs: list[Job]) -> None:
+            taken.append(len(jobs))
+            if sum(taken) == 3:
+                all_taken.set()
+
+        claimer = claimer_of(database, worker, lone.name, start, limit=1)
+        running = asyncio.create_task(claimer.run())
+        async with asyncio.timeout(10):
+            await all_taken.wait()
+        claimer.stop()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await database.close_loop()
+
+    asyncio.run(main())
+    assert taken == [1, 1, 1]
 
 
 def test_a_hint_into_a_lane_with_unknown_jobs_is_followed_by_a_look(app: Onward) -> None:
@@ -164,16 +205,7 @@ def test_a_hint_into_a_lane_with_unknown_jobs_is_followed_by_a_look(app: Onward)
         began.set()
 
     async def main() -> None:
-        claimer = Claimer(
-            Watched(database, notes),  # type: ignore[arg-type]
-            worker,
-            [lone.name],
-            {"default": None},
-            60.0,
-            room=lambda: 10,
-            running=lambda _: 0,
-            start=start,
-        )
+        claimer = claimer_of(Watched(database, notes), worker, lone.name, start)
         claimer._pause = 60.0
         running = asyncio.create_task(claimer.run())
         async with asyncio.timeout(10):

@@ -28,9 +28,10 @@ FIRST_PAUSE = 0.01
 MOST_PER_CLAIM = 500
 
 PACE = 0.005
-"""Seconds between two rounds, if the first found some jobs and not as many as there was room for:
-what comes in the meantime is claimed together. Of jobs that come one by one each would else cost
-the database a claim and a commit of its own.
+"""Seconds between two rounds, if the first took all that there was and had room for more: what
+comes in the meantime is claimed together. Of jobs that come one by one each would else cost the
+database a claim and a commit of its own. Where a queue's limit left some there is nothing to wait
+for.
 """
 
 BUSY_AFTER = 0.5
@@ -156,7 +157,8 @@ class Claimer:
         await self._note_load(got >= room)
         if 0 < got < room:
             # At least one turn: what was claimed begins before the next look is made.
-            await asyncio.sleep(max(0.0, began + PACE - time.monotonic()))
+            left = began + PACE - time.monotonic() if self._lanes.empty else 0.0
+            await asyncio.sleep(max(0.0, left))
         return got > 0
 
     async def _round(self, room: int) -> int:
