@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import psycopg
@@ -632,6 +632,20 @@ def test_a_thread_does_not_wait_for_ever_for_an_answer(
         assert time.monotonic() - began < 8
         assert app.counts()["queued"] == 1 + (call == "enqueue")
         app.close()
+
+
+def test_an_enqueue_in_the_middle_of_being_watched_waits_for_nobody() -> None:
+    """A signal handler or a destructor may come at any moment of the very thread's enqueue."""
+    watch, connection = postgres_link.Watch(), cast(psycopg.Connection, object())
+
+    def interrupted() -> None:
+        with watch._lock, watch.over(connection, 60.0) as watched:
+            watched.again()
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_whoever_looks_after_waiting_threads_ends_when_nobody_waits(

@@ -286,7 +286,8 @@ class Watch:
 
     def __init__(self) -> None:
         self._ends: dict[psycopg.Connection, float] = {}
-        self._lock = threading.Lock()
+        # A signal handler or a destructor may enqueue in the middle of this very thread's enqueue.
+        self._lock = threading.RLock()
         self._there = False
 
     def over(self, connection: psycopg.Connection, seconds: float) -> Watched:

@@ -291,7 +291,8 @@ BEGIN
         RETURN NULL;
     END IF;
     RAISE EXCEPTION 'onward: job refuses nothing > % (attempt %) of %', new.state, new.attempt, new.id
-        USING ERRCODE = 'check_violation', HINT = 'a job is born waiting or queued, due at a real time, on its first attempt, and owned by nobody';
+        USING ERRCODE = 'check_violation',
+              HINT = 'a job is born waiting or queued, due at a real time, on its first attempt, and owned by nobody';
 END $$;
 
 CREATE TRIGGER job_born AFTER INSERT ON onward.job FOR EACH ROW EXECUTE FUNCTION onward.check_birth();
