@@ -37,10 +37,17 @@ MANY = 40
 """More than a loop's executor has threads."""
 
 
+BEGUN = threading.Event()
+"""A nap has begun: a job that runs by its row, and has not begun, is given back at once."""
+
+
 @pytest.fixture
 def nap(app: Onward) -> AsyncTask[[float], str]:
+    BEGUN.clear()
+
     @app.task(max_attempts=1)
     async def nap(seconds: float) -> str:
+        BEGUN.set()
         await asyncio.sleep(seconds)
         return "rested"
 
@@ -55,7 +62,7 @@ def test_leaving_the_block_waits_for_the_grace_of_a_stop_in_it(
 ) -> None:
     with app.worker() as worker:
         job = nap.enqueue(0.4)
-        wait_for(job, "running")
+        assert BEGUN.wait(10)
         worker.stop(grace=LONG)
     assert job.wait(0) == "rested"
     assert ends(job) == ["succeeded"]
@@ -66,7 +73,7 @@ def test_a_second_stop_in_the_block_stops_at_once(
 ) -> None:
     with app.worker() as worker:
         job = nap.enqueue(LONG)
-        wait_for(job, "running")
+        assert BEGUN.wait(10)
         began = time.monotonic()
         worker.stop(grace=LONG)
         worker.stop(grace=LONG)
@@ -83,7 +90,7 @@ def test_an_exception_that_leaves_the_block_after_a_stop_stops_at_once(
 
     def leave() -> None:
         with app.worker() as worker:
-            wait_for(job, "running")
+            assert BEGUN.wait(10)
             worker.stop(grace=LONG)
             raise kind
 
@@ -101,7 +108,7 @@ def test_an_exception_that_leaves_the_block_stops_in_order(
 
     def leave() -> None:
         with app.worker():
-            wait_for(job, "running")
+            assert BEGUN.wait(10)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -118,7 +125,7 @@ def test_a_grace_is_a_timedelta_or_seconds(
 ) -> None:
     with app.worker() as worker:
         job = nap.enqueue(LONG)
-        wait_for(job, "running")
+        assert BEGUN.wait(10)
         began = time.monotonic()
         worker.stop(grace)
     least = grace.total_seconds() if isinstance(grace, timedelta) else grace
